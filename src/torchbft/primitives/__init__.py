@@ -1,0 +1,1 @@
+"""Nouns shared by all rooms: identifiers, the fault model, digests, keys, wire, evidence, traces."""
