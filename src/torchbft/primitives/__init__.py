@@ -1,1 +1,1 @@
-"""Nouns shared by all rooms: identifiers, the fault model, digests, keys, wire, evidence, traces."""
+"""Nouns shared by all rooms: ids, fault model, digests, keys, wire, evidence, effects, traces."""

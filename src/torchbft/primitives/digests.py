@@ -1,0 +1,76 @@
+"""Domain-separated, length-prefixed digests: sha256 for small things, blake3 for tensors.
+
+Every digest names its domain and the version, so that bytes of one kind never pass for another,
+and prefixes each part with its length, so that parts cannot be shifted into one another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from blake3 import blake3
+
+DIGEST_BYTES = 32
+DOMAIN_PREFIX = "torchbft/1/"
+CHUNK_BYTES = 64 * 1024
+"""Unit of transfer and of a payload's hash tree: small enough to refuse a bad peer early."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+def _framed(domain: str, parts: tuple[Buffer, ...]) -> Iterator[Buffer]:
+    name = (DOMAIN_PREFIX + domain).encode()
+    yield len(name).to_bytes(2, "big") + name
+    for part in parts:
+        yield memoryview(part).nbytes.to_bytes(8, "big")
+        yield part
+
+
+def sha256(domain: str, *parts: Buffer) -> bytes:
+    """Digest of small things: statements, blocks, transactions. 32 bytes."""
+    digest = hashlib.sha256()
+    for piece in _framed(domain, parts):
+        digest.update(piece)
+    return digest.digest()
+
+
+def blake3_digest(domain: str, *parts: Buffer) -> bytes:
+    """Digest of large things: tensors, chunks. 32 bytes."""
+    digest = blake3()
+    for piece in _framed(domain, parts):
+        digest.update(piece)
+    return digest.digest()
+
+
+def chunk_digests(payload: Buffer) -> list[bytes]:
+    """One digest per 64 KiB chunk of a payload, in order; the last chunk may be shorter."""
+    view = memoryview(payload).cast("B")
+    return [
+        blake3_digest("payload/chunk", view[start : start + CHUNK_BYTES])
+        for start in range(0, view.nbytes, CHUNK_BYTES)
+    ]
+
+
+def root_of_chunks(length: int, chunks: list[bytes]) -> bytes:
+    """``payload_root``: binds the payload's length and its chunk digests."""
+    return blake3_digest("payload/root", length.to_bytes(8, "big"), b"".join(chunks))
+
+
+def payload_root(payload: Buffer) -> bytes:
+    """Root of a payload's two-level hash tree over 64 KiB chunks (DESIGN §3, step 3)."""
+    return root_of_chunks(memoryview(payload).nbytes, chunk_digests(payload))
+
+
+def merkle_root(domain: str, leaves: list[bytes]) -> bytes:
+    """Root of a binary Merkle tree over 32-byte leaves (RFC 6962 shape, leaf and node domains)."""
+    if not leaves:
+        return blake3_digest(domain + "/empty")
+    level = [blake3_digest(domain + "/leaf", leaf) for leaf in leaves]
+    while len(level) > 1:
+        pairs = [
+            blake3_digest(domain + "/node", level[i], level[i + 1])
+            for i in range(0, len(level) - 1, 2)
+        ]
+        level = pairs + level[len(level) - len(level) % 2 :]
+    return level[0]
