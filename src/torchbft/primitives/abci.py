@@ -25,7 +25,7 @@ class Info:
 
 @dataclass(frozen=True, slots=True)
 class TxResult:
-    """Outcome of one transaction; with a code other than 0 it had no effect, and ``log`` says why."""
+    """Outcome of one transaction; a code other than 0 means no effect, and ``log`` says why."""
 
     code: int = CODE_OK
     log: str = ""

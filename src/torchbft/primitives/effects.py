@@ -13,7 +13,10 @@ from torchbft.primitives.ids import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append this record to the machine's durable log before any later effect is carried out."""
+    """Append this record to the named log, durably, before any later effect is carried out."""
+
+    log: str
+    """``votes``, ``blocks`` or ``statements``; a machine gets its logs back, in order, at restart."""
 
     record: bytes
 
