@@ -16,7 +16,7 @@ class Persist:
     """Append this record to the named log, durably, before any later effect is carried out."""
 
     log: str
-    """``votes``, ``blocks`` or ``statements``; a machine gets its logs back, in order, at restart."""
+    """``votes``, ``blocks`` or ``statements``; a machine gets them back in order at restart."""
 
     record: bytes
 
