@@ -1,0 +1,41 @@
+"""Short public names of the aggregation rules: ``torchbft.robust.get("arc+nnm+trimmed_mean")``."""
+
+from torchbft.tensors.aggregation import (
+    ARC,
+    NNM,
+    AggregationInfo,
+    CentredClipping,
+    Compose,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    NormClipping,
+    Rule,
+    TrimmedMean,
+    check_updates,
+    get,
+    known,
+    rules_that_fit,
+)
+
+__all__ = [
+    "ARC",
+    "NNM",
+    "AggregationInfo",
+    "CentredClipping",
+    "Compose",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "NormClipping",
+    "Rule",
+    "TrimmedMean",
+    "check_updates",
+    "get",
+    "known",
+    "rules_that_fit",
+]

@@ -1,0 +1,1 @@
+"""Pure functions on tensors: exact arithmetic, aggregation, compression and model state."""

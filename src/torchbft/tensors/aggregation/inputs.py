@@ -1,0 +1,76 @@
+"""What enters a rule: which dtypes, which shapes, and the refusal of anything that is not finite.
+
+Shapes: N contributions, D coordinates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from torchbft.primitives.errors import MisuseError
+from torchbft.tensors.exact import MAX_MAGNITUDE
+
+SUPPORTED_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a rule's blocks: float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def check_updates(
+    updates: Sequence[Tensor], d: int, dtype: torch.dtype | None = None
+) -> list[str | None]:
+    """Say for each update why it may not enter a rule, or None if it may.
+
+    updates: one tensor per contribution; each must be of shape (d,), of a supported float dtype
+    (of ``dtype`` when that is given), finite, and at most MAX_MAGNITUDE in absolute value.
+    Judges each row for itself: one peer's row never decides about another's.
+    """
+    return [_refusal(update, d, dtype) for update in updates]
+
+
+def _refusal(update: Tensor, d: int, dtype: torch.dtype | None) -> str | None:
+    if update.dtype not in SUPPORTED_DTYPES or dtype not in (None, update.dtype):
+        wanted = "a float dtype" if dtype is None else str(dtype)
+        return f"wrong dtype: {update.dtype} instead of {wanted}"
+    if tuple(update.shape) != (d,):
+        return f"wrong shape: {tuple(update.shape)} instead of ({d},)"
+    return _not_finite(update.detach())
+
+
+def _not_finite(values: Tensor) -> str | None:
+    if values.numel() == 0:
+        return None
+    least, most = (float(bound) for bound in torch.aminmax(values))
+    if not (math.isfinite(least) and math.isfinite(most)):
+        place = int(torch.isfinite(values).logical_not().reshape(-1).to(torch.uint8).argmax())
+        return f"non-finite value at coordinate {place}"
+    if max(most, -least) > MAX_MAGNITUDE:
+        return f"out of range: a magnitude above {MAX_MAGNITUDE:.3g}"
+    return None
+
+
+def as_rows(updates: Tensor) -> Tensor:
+    """Return updates of shape (N, ...) as a detached (N, D) view or copy, or raise MisuseError."""
+    if updates.dtype not in SUPPORTED_DTYPES:
+        raise MisuseError(
+            f"updates of dtype {updates.dtype} cannot be aggregated",
+            where="aggregation",
+            hint="convert them to float32 first",
+        )
+    if updates.dim() == 0 or updates.shape[0] == 0:
+        raise MisuseError("updates need a first axis of contributions", where="aggregation")
+    rows_ND = updates.detach().reshape(updates.shape[0], -1)
+    for row, values_D in enumerate(rows_ND):
+        if (reason := _not_finite(values_D)) is not None:
+            raise MisuseError(
+                f"row {row}: {reason}",
+                where="aggregation",
+                hint="refuse such rows with check_updates before the rule runs",
+            )
+    return rows_ND

@@ -1,0 +1,98 @@
+"""Weight space: contributions as coefficients over rows and references, and their Gram matrix.
+
+Pre-aggregations and span rules never touch the vectors. They read inner products and return
+coefficients; the vectors are combined once, at the end. References (the zero vector to which
+clipping pulls, a rule's history) are points like the rows, behind them.
+
+    Gram matrix → refuse by norm → stage → stage → ... → (coefficients, Gram matrix)
+
+Shapes: N contributions, M mixed rows, R references, T = N + R, P = M + R, D coordinates,
+B columns of one block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchbft.tensors.aggregation.geometry import (
+    beyond_norm_bound,
+    centred_gram,
+    squared_distances,
+)
+from torchbft.tensors.aggregation.rule import PreAggregation, Work
+from torchbft.tensors.exact import matmul_in_order
+
+ZERO = "zero"
+"""The reference vector 0."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """M mixed rows, f of them a liar's: x'_m = Σ_t coefficients_MT[m, t] · x_t.
+
+    gram_PP: inner products of the mixed rows, then of the references, about a common centre.
+    references: their names and vectors (D,), in order. norms_N: of the original rows.
+    """
+
+    f: int
+    coefficients_MT: Tensor
+    gram_PP: Tensor
+    references: dict[str, Tensor]
+    refused: tuple[int, ...]
+    norms_N: list[float]
+
+    @property
+    def m(self) -> int:
+        """The number of mixed rows."""
+        return len(self.coefficients_MT)
+
+    @property
+    def refs(self) -> dict[str, int]:
+        """Where each reference stands in ``gram_PP``."""
+        return {name: self.m + place for place, name in enumerate(self.references)}
+
+    def compose(self, mixing_MP: Tensor) -> Tensor:
+        """Turn coefficients over mixed rows and references into ones over the original points."""
+        return matmul_in_order(mixing_MP, self._with_references(self.coefficients_MT))
+
+    def mixed_by(self, stage: PreAggregation) -> Mixture:
+        """Return the mixture after one more stage."""
+        mixing_MP = stage.select(self.gram_PP, n=self.m, f=self.f, refs=self.refs)
+        step_PP = self._with_references(mixing_MP)
+        gram_PP = matmul_in_order(matmul_in_order(step_PP, self.gram_PP), step_PP.t())
+        return Mixture(
+            self.f, self.compose(mixing_MP), gram_PP, self.references, self.refused, self.norms_N
+        )
+
+    def _with_references(self, matrix: Tensor) -> Tensor:
+        count = len(self.references)
+        below = torch.eye(matrix.shape[1], dtype=torch.float64)[matrix.shape[1] - count :]
+        return torch.cat([matrix, below])
+
+
+def mixture_of(work: Work) -> Mixture:
+    """Run one pass over the rows, refuse what lies beyond the norm bound, and run the stages."""
+    n, d = work.rows_ND.shape
+    references = {ZERO: work.rows_ND.new_zeros(1).expand(d), **work.state}
+    gram_TT = centred_gram(work.rows_ND, list(references.values()), exact=work.exact)
+    norms_N = squared_distances(gram_TT)[n, :n].sqrt().tolist()
+    refused = beyond_norm_bound(gram_TT, n, work.f)
+    kept = torch.tensor([place for place in range(len(gram_TT)) if place not in refused])
+    coefficients_MT = torch.eye(len(gram_TT), dtype=torch.float64)[kept[: n - len(refused)]]
+    mixture = Mixture(
+        work.f - len(refused), coefficients_MT, gram_TT[kept][:, kept], references, refused, norms_N
+    )
+    for stage in work.stages:
+        mixture = mixture.mixed_by(stage)
+    return mixture
+
+
+def shares(weights_N: Tensor) -> list[float]:
+    """Scale non-negative weights to sum 1, as Python floats; all zero stays all zero."""
+    total = 0.0
+    for weight in weights_N.tolist():
+        total += weight
+    return [weight / total if total > 0.0 else 0.0 for weight in weights_N.tolist()]

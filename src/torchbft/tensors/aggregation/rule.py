@@ -1,0 +1,183 @@
+"""What every rule shares: precondition, call, history, and the pipeline from rows to result.
+
+A rule is pre-aggregations (``stages``, none for a single rule) and one last step.
+
+Shapes: N contributions, T contributions and references, D coordinates.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from torchbft.primitives.errors import MisuseError, PreconditionError
+from torchbft.tensors.aggregation.inputs import as_rows
+
+RuleState = dict[str, Tensor]
+"""A rule's history, named float tensors of shape (D,); empty for rules without history."""
+
+MODES = ("deterministic", "fast")
+
+
+@dataclass(frozen=True)
+class AggregationInfo:
+    """What a rule did with each contribution, in the order of the rows. Accuses nobody.
+
+    weights_N: effective shares, of sum 1 (all 0 if every row was clipped to nothing). For
+    coordinate rules the share of coordinates in which the row, or the mixtures it is part of, lay
+    within the kept range. refused_by_norm: rows that got weight 0 because of their distance to the
+    coordinate-wise median. norms_N: Euclidean norms of the rows.
+    """
+
+    weights_N: list[float]
+    refused_by_norm: tuple[int, ...]
+    norms_N: list[float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call: checked rows, and how to aggregate them. info: norms and shares are wanted."""
+
+    rows_ND: Tensor
+    f: int
+    stages: tuple[PreAggregation, ...]
+    state: RuleState
+    exact: bool
+    info: bool
+
+
+class Stage(ABC):
+    """Anything with a name and a need on n and f."""
+
+    name: str
+
+    @abstractmethod
+    def check(self, *, n: int, f: int) -> None:
+        """Raise PreconditionError unless n contributions with f liars among them are enough."""
+
+    def need(self, holds: bool, bound: str, *, n: int, f: int) -> None:
+        """Raise PreconditionError, naming rule, n, f and the bound, unless ``holds``."""
+        if n < 1 or f < 0 or not holds:
+            raise PreconditionError(
+                f"{self.name} needs {bound}, but n={n}, f={f}",
+                where="aggregation",
+                hint="take a rule that fits (rules_that_fit) or admit more peers",
+            )
+
+
+class PreAggregation(Stage):
+    """Turns contributions into mixtures of them before a rule runs."""
+
+    bounds_influence = False
+    """True if a plain mean of this stage's output is moved only a bounded distance by f rows."""
+
+    @abstractmethod
+    def select(self, gram_TT: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
+        """Return mixing_NT, float64: each mixed row's coefficients over rows and references, sum 1.
+
+        gram_TT: float64 inner products of n rows and of the references, placed where refs says.
+        """
+
+
+class Rule(Stage):
+    """An aggregation rule. Composed rules are rules."""
+
+    stages: tuple[PreAggregation, ...] = ()
+
+    @property
+    def last(self) -> Rule:
+        """The rule that runs after the stages."""
+        return self
+
+    def init(self, d: int, device: torch.device | str | None = None) -> RuleState:
+        """Return the history before the first round, for vectors of d entries."""
+        return {}
+
+    def advance(self, state: RuleState, result_D: Tensor) -> RuleState:
+        """Return the history after a round that gave ``result_D`` (in the working dtype)."""
+        return {}
+
+    @overload
+    def __call__(
+        self,
+        updates_ND: Tensor,
+        f: int,
+        *,
+        state: RuleState | None = None,
+        mode: str = "deterministic",
+        return_info: Literal[False] = False,
+    ) -> Tensor: ...
+
+    @overload
+    def __call__(
+        self,
+        updates_ND: Tensor,
+        f: int,
+        *,
+        state: RuleState | None = None,
+        mode: str = "deterministic",
+        return_info: Literal[True],
+    ) -> tuple[Tensor, AggregationInfo]: ...
+
+    def __call__(
+        self,
+        updates_ND: Tensor,
+        f: int,
+        *,
+        state: RuleState | None = None,
+        mode: str = "deterministic",
+        return_info: bool = False,
+    ) -> Tensor | tuple[Tensor, AggregationInfo]:
+        """Aggregate updates of shape (N, ...), f liars among them, to one of shape (...).
+
+        dtype: float32 in, float32 out; float16 and bfloat16 are computed in float32 and rounded
+        to their own dtype at the end; float64 stays float64. Rows are read in the caller's order,
+        which is peer id. The input is neither changed nor aliased. ``state`` is read, never
+        written: rules with history go on through ``aggregate``.
+        Raises PreconditionError (n and f), MisuseError (dtype, shape, non-finite values, mode).
+        """
+        outcome = self._run(updates_ND, f, state, mode, want_info=return_info)
+        return (outcome[0], outcome[2]) if return_info else outcome[0]
+
+    def aggregate(
+        self, updates_ND: Tensor, f: int, state: RuleState, mode: str = "deterministic"
+    ) -> tuple[Tensor, RuleState, AggregationInfo]:
+        """Aggregate as ``__call__`` does; return result, next history and what was done."""
+        return self._run(updates_ND, f, state, mode, want_info=True)
+
+    @torch.no_grad()
+    def _run(
+        self, updates: Tensor, f: int, state: RuleState | None, mode: str, *, want_info: bool
+    ) -> tuple[Tensor, RuleState, AggregationInfo]:
+        if mode not in MODES:
+            raise MisuseError(f"unknown mode {mode!r}", where=self.name, hint=f"one of {MODES}")
+        rows_ND = as_rows(updates)
+        self.check(n=rows_ND.shape[0], f=f)
+        state = self._checked(state, rows_ND)
+        result_D, info = self.last.run(
+            Work(rows_ND, f, self.stages, state, exact=mode == "deterministic", info=want_info)
+        )
+        result = result_D.reshape(updates.shape[1:]).to(updates.dtype, copy=True)
+        return result, self.last.advance(state, result_D), info
+
+    def _checked(self, state: RuleState | None, rows_ND: Tensor) -> RuleState:
+        first = self.init(rows_ND.shape[1], rows_ND.device)
+        if state is None:
+            return first
+        shapes = {name: vector_D.shape for name, vector_D in state.items()}
+        if shapes != {name: vector_D.shape for name, vector_D in first.items()}:
+            raise MisuseError(
+                f"the history holds {shapes}",
+                where=self.name,
+                hint=f"start from init({rows_ND.shape[1]}) and pass on what aggregate returns",
+            )
+        return state
+
+    @abstractmethod
+    def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
+        """Return the result (D,) in the working dtype, and what was done if ``work.info``."""
