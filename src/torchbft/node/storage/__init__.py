@@ -1,0 +1,1 @@
+"""What must survive a crash: append-only logs, payloads, checkpoints, and the folder's lock."""
