@@ -20,13 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import MisuseError, PreconditionError
 from torchbft.primitives.ids import PeerId
+from torchbft.tensors.aggregation import Rule
 from torchbft.tensors.exact import sum_in_order
 from torchbft.tensors.layout import StateLayout
 from torchbft.tensors.outer import OuterOptimizer
@@ -53,25 +53,6 @@ class Advanced:
     weights: Mapping[PeerId, float]
     refused_by_norm: tuple[PeerId, ...]
     norms: Mapping[PeerId, float]
-
-
-class Info(Protocol):
-    """What a rule reports about the N rows that it was given."""
-
-    @property
-    def weights_N(self) -> Sequence[float]: ...
-    @property
-    def refused_by_norm(self) -> Sequence[int]: ...
-    @property
-    def norms_N(self) -> Sequence[float]: ...
-
-
-class Rule(Protocol):
-    """What ``advance`` asks of an aggregation rule."""
-
-    def aggregate(
-        self, updates_ND: Tensor, f: int, state: dict[str, Tensor], mode: str = ...
-    ) -> tuple[Tensor, dict[str, Tensor], Info]: ...
 
 
 def advance(

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from torchbft.primitives.digests import blake3_digest, merkle_root
 from torchbft.primitives.errors import DecodeError, MisuseError, StorageError
+from torchbft.tensors.aggregation import Rule
 from torchbft.tensors.layout import FlatModel, StateLayout, TensorSpec
 from torchbft.tensors.state_root import tensor_root
 
@@ -79,11 +80,12 @@ class AgreedState:
     def initial(
         model: nn.Module,
         *,
-        rule_state: Mapping[str, Tensor] | None = None,
+        rule: Rule | None = None,
         membership_digest: bytes = NO_DIGEST,
         credit_digest: bytes = NO_DIGEST,
     ) -> AgreedState:
-        """The state before round 0: the values of ``model``, zero momentum, zero counters."""
+        """The state before round 0: the values of ``model``, the history that ``rule`` starts
+        from, zero momentum, zero counters."""
         layout = StateLayout.from_module(model)
         flat = layout.flatten(model)
         return AgreedState(
@@ -92,7 +94,7 @@ class AgreedState:
             flat.float_buffers_B,
             flat.int_buffers_I,
             torch.zeros_like(flat.parameters_D),
-            dict(rule_state or {}),
+            {} if rule is None else rule.init(layout.parameter_count),
             membership_digest=membership_digest,
             credit_digest=credit_digest,
         )
