@@ -206,5 +206,5 @@ def test_alie_searches_only_when_the_rule_is_known_and_no_z_is_given() -> None:
     assert calls == []
     forged_D = ALittleIsEnough().forge(view(honest, rule=counting))
     assert set(calls) == {7}
-    assert len(calls) < 40
+    assert len(calls) <= 54
     assert not torch.equal(forged_D, ALittleIsEnough().forge(view(honest)))
