@@ -1,0 +1,127 @@
+"""The node's keeper of the agreed state: checks payloads, applies rounds, saves checkpoints.
+
+Runs on one thread of its own, so that tensors never delay a vote. A payload is decoded once, when
+it is stored; what was decoded is kept until its round is applied.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbft.node.storage.checkpoints import Checkpoints
+from torchbft.node.storage.payloads import PayloadStore
+from torchbft.primitives.errors import DecodeError, HaltError, MisuseError
+from torchbft.primitives.ids import PeerId, Round
+from torchbft.primitives.runspec import RunSpec
+from torchbft.tensors.advance import Advanced, LedgerFields, advance
+from torchbft.tensors.recipe import Recipe
+from torchbft.tensors.state import AgreedState
+from torchbft.tensors.update import Update
+
+START = "start.safetensors"
+"""The state before round 0, never pruned: a verifier replays the run from it."""
+MAX_CACHED_UPDATES = 128
+"""Decoded updates kept: two rounds of 64 members."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A round applied here: the new root, and what the rule made of each contribution."""
+
+    round: int
+    root: bytes
+    advanced: Advanced
+    seconds: float
+
+
+class ModelKeeper:
+    """Holds the agreed state after ``state.round`` rounds."""
+
+    def __init__(
+        self,
+        run: RunSpec,
+        recipe: Recipe,
+        folder: Path,
+        checkpoints: Checkpoints,
+        store: PayloadStore,
+    ) -> None:
+        self._run, self._recipe, self._store = run, recipe, store
+        self._start, self._checkpoints = folder / START, checkpoints
+        self._updates: dict[bytes, Update] = {}
+        self.state: AgreedState | None = None
+
+    @property
+    def ready(self) -> bool:
+        return self.state is not None
+
+    def current(self) -> AgreedState:
+        """The agreed state. Raises MisuseError before ``begin`` or ``resume``."""
+        if self.state is None:
+            raise MisuseError("the model is not there yet", where="node")
+        return self.state
+
+    def resume(self) -> bool:
+        """Take up the newest usable checkpoint. False if there is none: a fresh peer."""
+        paths = [self._checkpoints.path(r) for r in reversed(self._checkpoints.rounds())]
+        for path in [*paths, self._start]:
+            if path.exists():
+                self.state = AgreedState.load(path)
+                return True
+        return False
+
+    def begin(self, initial: AgreedState) -> None:
+        """Start from the trainer's initial state, if it is the one that the run file names."""
+        want = self._run.task.start_root
+        if want and initial.root().hex() != want:
+            raise HaltError(
+                f"this model starts at root {initial.root().hex()[:16]}…, the run file names"
+                f" {want[:16]}…",
+                where="initial model",
+                hint="use the task and the torch version that the run was made with",
+            )
+        initial.save(self._start)
+        self.state = initial
+
+    def inspect(self, root: bytes) -> str | None:
+        """Decode a stored payload; the reason why it is malformed, or None."""
+        if root in self._updates:
+            return None
+        try:
+            update = self._recipe.codec.decode(self._store.get(root), self.current().layout)
+        except DecodeError as error:
+            return error.what
+        if len(self._updates) >= MAX_CACHED_UPDATES:
+            self._updates.pop(next(iter(self._updates)))
+        self._updates[root] = update
+        return None
+
+    def apply(
+        self,
+        round_: int,
+        accepted: Sequence[tuple[PeerId, bytes]],
+        f: int,
+        ledger: LedgerFields,
+    ) -> Applied:
+        """Apply a fixed round's accepted set (member, payload root); every payload is held."""
+        before = self.current()
+        if before.round != round_:
+            raise MisuseError(f"round {round_} on a state of round {before.round}", where="node")
+        started = time.perf_counter()
+        for peer, root in accepted:
+            reason = self.inspect(root)
+            if reason is not None:
+                raise HaltError(
+                    f"the accepted payload of {peer} is malformed: {reason}", where="node"
+                )
+        updates = [(peer, self._updates[root]) for peer, root in accepted]
+        after, advanced = advance(
+            before, updates, rule=self._recipe.rule, f=f, outer=self._recipe.outer, ledger=ledger
+        )
+        root = after.root()
+        self._checkpoints.save(Round(after.round), after.save)
+        self.state = after
+        self._updates.clear()
+        return Applied(round_, root, advanced, time.perf_counter() - started)

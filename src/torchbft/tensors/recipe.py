@@ -1,0 +1,49 @@
+"""What a run file says about tensors, as objects: rule, codec, outer optimizer, and their needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torchbft.primitives.errors import ConfigError, PreconditionError
+from torchbft.primitives.runspec import RunSpec
+from torchbft.tensors import aggregation
+from torchbft.tensors.aggregation import Rule
+from torchbft.tensors.compression import Codec, get_codec
+from torchbft.tensors.outer import OuterSGD
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a run's contributions become bytes and an agreed state."""
+
+    rule: Rule
+    codec: Codec
+    outer: OuterSGD
+
+    @staticmethod
+    def of(run: RunSpec) -> Recipe:
+        """Build and check it. Raises ConfigError unless the rule holds for the fewest
+        contributions that a round may have, ``m_min``, with all f liars among them."""
+        faults = run.contributor_faults
+        try:
+            rule = aggregation.get(run.aggregation.rule)
+            codec = get_codec(run.aggregation.codec)
+            codec.check(rule.name, faults.f)
+            rule.check(n=run.m_min, f=faults.f)
+        except PreconditionError as error:
+            fitting = ", ".join(aggregation.rules_that_fit(run.m_min, faults.f))
+            raise ConfigError(
+                f"{error.what} (a round counts from {run.m_min} contributions with f={faults.f})",
+                where=f"run file {run.name!r}, [aggregation]",
+                hint=error.hint or f"rules that fit: {fitting}",
+            ) from None
+        return Recipe(rule, codec, outer_of(run))
+
+
+def outer_of(run: RunSpec) -> OuterSGD:
+    """DiLoCo's outer optimizer for pseudo-gradients; plain SGD for gradients and their momentum,
+    whose history the contribution already holds (DESIGN §3, step 1)."""
+    if run.training.contribution != "pseudo_gradient":
+        return OuterSGD(run.outer.learning_rate)
+    nesterov = run.outer.nesterov and run.outer.momentum > 0
+    return OuterSGD(run.outer.learning_rate, run.outer.momentum, nesterov)
