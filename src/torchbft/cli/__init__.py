@@ -1,0 +1,1 @@
+"""Commands. Data goes to stdout, words to stderr; every command takes ``--json``."""

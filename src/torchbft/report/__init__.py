@@ -1,0 +1,1 @@
+"""Reads traces and ledgers: terminal, HTML report, offline verifier."""
