@@ -1,0 +1,273 @@
+"""The application under either engine: exactly ABCI's calls around the pure reader.
+
+``finalize_block`` computes, ``commit`` makes visible. The application hash is the digest of the
+state at the last block that fixed or voided a round; snapshots exist for those heights only, so
+that a joiner can check one against the hash in the next block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchbft.primitives.abci import (
+    FinalizeResult,
+    Info,
+    Misbehaviour,
+    Snapshot,
+    TxResult,
+)
+from torchbft.primitives.digests import sha256
+from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionError
+from torchbft.primitives.ids import Height
+from torchbft.primitives.wire import decode, encode
+from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible
+from torchbft.protocols.round.messages import parse
+from torchbft.protocols.round.reader import CODE_REFUSED, Applied, apply_block, record
+from torchbft.protocols.round.state import (
+    MAX_STATE_BYTES,
+    GenesisConfig,
+    LedgerState,
+    Phase,
+    RoundState,
+    decode_state,
+    genesis_state,
+)
+
+MAX_GENESIS_BYTES = 64 * 1024
+"""64 members of 120 bytes each, and room."""
+
+SNAPSHOTS_KEPT = 2
+"""The newest, and one that a joiner may be in the middle of."""
+
+SNAPSHOT_CHUNK_BYTES = 256 * 1024
+"""A chunk travels in one control message."""
+
+MAX_SEEN = 4096
+"""Transactions remembered for proposals: 64 members × 3 rounds × 7 slots × 2, rounded up."""
+
+
+@dataclass
+class _Restoring:
+    snapshot: Snapshot
+    app_hash: bytes
+    chunks: dict[int, bytes] = field(default_factory=dict)
+
+
+class Application:
+    """``abci.Application`` of rounds. ``state`` is what the last committed block left."""
+
+    def __init__(self, genesis: GenesisConfig, checks: EvidenceChecks = OWN_CHECKS) -> None:
+        fault = genesis.fault()
+        if fault is not None:
+            raise PreconditionError(fault, where="genesis")
+        self._checks = checks
+        self._height = Height(0)
+        self.state: LedgerState = genesis_state(genesis)
+        self._hash = self.state.digest()
+        self._computed: tuple[Height, Applied, bytes] | None = None
+        self._snapshots: dict[Height, bytes] = {}
+        self._restoring: _Restoring | None = None
+        self._seen: dict[bytes, None] = {}
+
+    def info(self) -> Info:
+        return Info(self._height, self._hash)
+
+    def init_chain(self, genesis: bytes) -> bytes:
+        """Check that the engine's genesis is ours; returns the first application hash."""
+        if decode(genesis, GenesisConfig, limit=MAX_GENESIS_BYTES) != self.state.genesis:
+            raise MisuseError("the engine was started with another genesis", where="init_chain")
+        return self._hash
+
+    def check_tx(self, tx: bytes) -> TxResult:
+        reason = admissible(tx, self.state, self._checks)
+        if reason is not None:
+            return TxResult(CODE_REFUSED, reason)
+        self.remember(tx)
+        return TxResult()
+
+    def remember(self, tx: bytes) -> None:
+        """Keep an admissible transaction for this validator's next proposal (19); bounded."""
+        if len(self._seen) < MAX_SEEN:
+            self._seen[tx] = None
+
+    def prepare_proposal(self, height: Height, txs: Sequence[bytes], max_bytes: int) -> list[bytes]:
+        """The admissible ones of ``txs``, then those seen otherwise, within ``max_bytes``."""
+        state, size, chosen = self.state, 0, []
+        for tx in dict.fromkeys((*txs, *self._seen)):
+            if size + len(tx) > max_bytes or admissible(tx, state, self._checks) is not None:
+                continue
+            state, size = record(state, tx), size + len(tx)
+            chosen.append(tx)
+        return chosen
+
+    def process_proposal(self, height: Height, txs: Sequence[bytes]) -> bool:
+        """Whether every transaction is admissible beside the others, in whatever order."""
+        state = self.state
+        for tx in txs:
+            if admissible(tx, state, self._checks) is not None:
+                return False
+            state = record(state, tx)
+        return True
+
+    def finalize_block(
+        self, height: Height, txs: Sequence[bytes], misbehaviour: Sequence[Misbehaviour] = ()
+    ) -> FinalizeResult:
+        """Apply the block after the committed one. Raises MisuseError at any other height."""
+        if height != self._height + 1:
+            raise MisuseError(
+                f"block {height} does not follow block {self._height}", where="finalize_block"
+            )
+        applied = apply_block(self.state, txs, self._checks)
+        app_hash = applied.state.digest() if applied.settled else self._hash
+        self._computed = (height, applied, app_hash)
+        return FinalizeResult(applied.results, app_hash, (), applied.events)
+
+    def commit(self) -> Height:
+        """Make the finalized block's state visible. Raises MisuseError if there is none."""
+        if self._computed is None:
+            raise MisuseError("no block was finalized", where="commit")
+        self._height, applied, self._hash = self._computed
+        self.state, self._computed = applied.state, None
+        if applied.settled:
+            self._snapshots[self._height] = encode(self.state)
+            for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
+                del self._snapshots[old]
+        self._seen = {
+            tx: None for tx in self._seen if admissible(tx, self.state, self._checks) is None
+        }
+        return self._height
+
+    def query(self, path: str, data: bytes) -> bytes:
+        """``state``: the canonical state. ``height``: of the last committed block, decimal."""
+        if path == "state":
+            return encode(self.state)
+        if path == "height":
+            return str(self._height).encode()
+        raise MisuseError(f"there is nothing at {path!r}", hint="state, height", where="query")
+
+    def list_snapshots(self) -> list[Snapshot]:
+        return [
+            Snapshot(height, -(-len(data) // SNAPSHOT_CHUNK_BYTES), _digest(data))
+            for height, data in sorted(self._snapshots.items())
+        ]
+
+    def load_snapshot_chunk(self, height: Height, chunk: int) -> bytes:
+        """One chunk; empty if there is no such snapshot or chunk."""
+        start = chunk * SNAPSHOT_CHUNK_BYTES
+        return self._snapshots.get(height, b"")[start : start + SNAPSHOT_CHUNK_BYTES]
+
+    def offer_snapshot(self, snapshot: Snapshot, app_hash: bytes) -> bool:
+        """Begin to restore; ``app_hash`` is the verified one of the block after the snapshot."""
+        if not 0 < snapshot.chunks * SNAPSHOT_CHUNK_BYTES <= MAX_STATE_BYTES:
+            return False
+        if snapshot.height <= self._height:
+            return False
+        self._restoring = _Restoring(snapshot, app_hash)
+        return True
+
+    def apply_snapshot_chunk(self, chunk: int, data: bytes) -> bool:
+        """Take a chunk; False abandons the snapshot. The last one makes its state ours."""
+        restoring = self._restoring
+        if restoring is None or not 0 <= chunk < restoring.snapshot.chunks:
+            return False
+        restoring.chunks[chunk] = data[: SNAPSHOT_CHUNK_BYTES + 1]
+        if len(restoring.chunks) < restoring.snapshot.chunks:
+            return True
+        self._restoring = None
+        whole = b"".join(restoring.chunks[i] for i in range(restoring.snapshot.chunks))
+        return self._restore(whole, restoring)
+
+    def _restore(self, whole: bytes, restoring: _Restoring) -> bool:
+        try:
+            state = decode_state(whole)
+        except DecodeError:
+            return False
+        if state.digest() != restoring.app_hash or state.genesis != self.state.genesis:
+            return False
+        self._height, self._hash, self.state = restoring.snapshot.height, restoring.app_hash, state
+        self._computed, self._snapshots = None, {self._height: whole}
+        return True
+
+
+def _digest(data: bytes) -> bytes:
+    return sha256("round/snapshot", data)
+
+
+def _authors(state: LedgerState, pending: Sequence[bytes]) -> dict[str, set[str]]:
+    """Authors per slot of the current round, on the ledger or pending; ``rooted`` of any round."""
+    current = state.current
+    found: dict[str, set[str]] = {}
+    for slot in current.slots:
+        found.setdefault(slot.kind, set()).add(slot.author)
+    for tx in pending:
+        try:
+            parsed = parse(tx)
+        except DecodeError:
+            continue
+        statement = parsed.statement
+        if statement.round == current.number or parsed.slot == "rooted":
+            found.setdefault(parsed.slot, set()).add(statement.author)
+    return found
+
+
+def proposal_complete(state: LedgerState, pending: Sequence[bytes]) -> bool:
+    """Whether a leader need not wait: with ``pending`` the current phase has all it waits for (19).
+
+    Members waited for count, and validators that attested to the round before; a quorum of closings
+    ends the wait as well. Signatures are not looked at: pending transactions were admitted.
+    """
+    current, found = state.current, _authors(state, pending)
+    return _COMPLETE[Phase(state.phase)](state, current, found)
+
+
+_Authors = dict[str, set[str]]
+
+
+def _ready_complete(state: LedgerState, current: RoundState, found: _Authors) -> bool:
+    return {seat.name for seat in current.validators} <= found.get("ready", set())
+
+
+def _closed(current: RoundState, found: _Authors, window: str) -> bool:
+    return current.power(found.get(f"close-{window}", set())) >= current.voting.quorum
+
+
+def _commit_complete(state: LedgerState, current: RoundState, found: _Authors) -> bool:
+    if state.unsigned is not None and not found.get("rooted"):
+        return False
+    here = found.get("commit", set())
+    enough = set(current.waited) <= here and len(here) >= current.m_min
+    return enough or _closed(current, found, "commit")
+
+
+def _open_complete(state: LedgerState, current: RoundState, found: _Authors) -> bool:
+    here = found.get("open", set())
+    expected = set(current.waited) & found.get("commit", set())
+    return (expected <= here and len(here) >= current.m_min) or _closed(current, found, "open")
+
+
+def _attest_complete(state: LedgerState, current: RoundState, found: _Authors) -> bool:
+    here = found.get("attest", set())
+    previous = state.previous
+    expected = {seat.name for seat in current.validators}
+    if previous is not None and previous.accepted:
+        expected &= {s.author for s in previous.slots if s.kind == "attest"}
+    return expected <= here and current.power(here) >= current.voting.quorum
+
+
+def _root_complete(state: LedgerState, current: RoundState, found: _Authors) -> bool:
+    return bool(found.get("rooted"))
+
+
+def _never(state: LedgerState, current: RoundState, found: _Authors) -> bool:
+    return False
+
+
+_COMPLETE = {
+    Phase.READY: _ready_complete,
+    Phase.COMMIT: _commit_complete,
+    Phase.OPEN: _open_complete,
+    Phase.ATTEST: _attest_complete,
+    Phase.ROOT: _root_complete,
+    Phase.FINISHED: _never,
+}

@@ -1,0 +1,449 @@
+"""The reader: one pure function from finalized transactions, in their order, to the round's state.
+
+Source: ROUND.md; numbers in comments are its sentences. ``apply_block`` takes each transaction in
+turn, then judges at the block's end until nothing changes, so that a state never depends on where
+blocks end in time, or on empty ones. Deviations, with their reasons, stand in
+``docs/decisions/0002-round-reading.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torchbft.primitives.abci import TxResult
+from torchbft.primitives.ids import PeerId
+from torchbft.primitives.ids import Round as RoundNumber
+from torchbft.protocols.round import waiting
+from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible
+from torchbft.protocols.round.assignment import Share, deal, mix_beacon
+from torchbft.protocols.round.events import (
+    CommitmentsClosed,
+    Convicted,
+    Event,
+    OpeningsClosed,
+    RootSigned,
+    RoundFixed,
+    RoundOpened,
+    RoundVoid,
+    RunFinished,
+)
+from torchbft.protocols.round.messages import (
+    Closing,
+    EvidenceTx,
+    Parsed,
+    RootCertificate,
+    Status,
+    VoidVote,
+    beacon_hash,
+    parse,
+    seats_in,
+    share_commit,
+)
+from torchbft.protocols.round.outcomes import attested, equivocation, outcomes
+from torchbft.protocols.round.state import (
+    Accepted,
+    LedgerState,
+    Phase,
+    RoundState,
+    Seat,
+    Slot,
+    Verdict,
+    changed,
+    committed,
+    equivocators,
+    fits,
+    ledger_fields,
+    opening_of,
+    seats_of,
+    with_tx,
+)
+
+CODE_REFUSED = 1
+"""Not admissible: skipped."""
+CODE_NO_EFFECT = 2
+"""Recorded, but it changes no set."""
+
+Step = tuple[LedgerState, list[Event]]
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a block did."""
+
+    state: LedgerState
+    results: tuple[TxResult, ...]
+    events: tuple[Event, ...]
+
+    @property
+    def settled(self) -> bool:
+        """Whether a round was fixed or void: the application hash moves then (19)."""
+        return any(isinstance(event, RoundFixed | RoundVoid) for event in self.events)
+
+
+def apply_block(
+    state: LedgerState, txs: Sequence[bytes], checks: EvidenceChecks = OWN_CHECKS
+) -> Applied:
+    """The state after a finalized block. Total: no transaction can raise."""
+    results: list[TxResult] = []
+    events: list[Event] = []
+    for tx in txs:
+        reason = admissible(tx, state, checks)
+        if reason is not None:
+            results.append(TxResult(CODE_REFUSED, reason))
+            continue
+        state, result, told = _take(state, tx)
+        results.append(result)
+        events += told
+    step: Step | None = _convict(state)
+    while step is not None:
+        state = step[0]
+        events += step[1]
+        step = _JUDGES[Phase(state.phase)](state)
+    return Applied(state, tuple(results), tuple(events))
+
+
+def record(state: LedgerState, tx: bytes) -> LedgerState:
+    """The state with an admissible transaction in its slot, and no other consequence."""
+    parsed = parse(tx)
+    statement = parsed.statement
+    target = state.round_of(statement.round)
+    late = target is not None and _late(state, target, parsed)
+    slots = state.early if target is None else target.slots
+    slots = with_tx(slots, parsed.slot, statement.author, tx, late)
+    if target is None:
+        return changed(state, early=slots)
+    return _put(state, changed(target, slots=slots))
+
+
+def _put(state: LedgerState, updated: RoundState) -> LedgerState:
+    if updated.number == state.current.number:
+        return changed(state, current=updated)
+    return changed(state, previous=updated)
+
+
+_IN_TIME = {
+    "commit": {Phase.READY, Phase.COMMIT},
+    "close-commit": {Phase.READY, Phase.COMMIT},
+    "open": {Phase.READY, Phase.COMMIT, Phase.OPEN},
+    "close-open": {Phase.READY, Phase.COMMIT, Phase.OPEN},
+    "attest": {Phase.READY, Phase.COMMIT, Phase.OPEN, Phase.ATTEST},
+}
+
+
+def _late(state: LedgerState, target: RoundState, parsed: Parsed) -> bool:
+    in_time = _IN_TIME.get(parsed.slot)
+    if in_time is None:
+        return False
+    return target.number != state.current.number or state.phase not in in_time
+
+
+def _take(state: LedgerState, tx: bytes) -> tuple[LedgerState, TxResult, list[Event]]:
+    parsed = parse(tx)
+    statement = parsed.statement
+    state = record(state, tx)
+    target = state.round_of(statement.round)
+    if isinstance(statement, RootCertificate) and target is not None:
+        state = _put(state, changed(target, root=statement.root))
+        number = RoundNumber(statement.round)
+        return state, TxResult(), [RootSigned(number, statement.root)]
+    if isinstance(statement, VoidVote) and target is not None:
+        return _take_void_vote(state, target), TxResult(), []
+    slots = state.early if target is None else target.slots
+    slot = next(s for s in slots if s.kind == parsed.slot and s.author == statement.author)
+    if slot.late:
+        return state, TxResult(CODE_NO_EFFECT, "late"), []
+    if len(slot.txs) > 1:
+        return state, TxResult(CODE_NO_EFFECT, "a second statement in this slot"), []
+    return state, TxResult(), []
+
+
+def _take_void_vote(state: LedgerState, target: RoundState) -> LedgerState:
+    """Certificate or void: the first on the ledger decides (14)."""
+    voters = {slot.author for slot in target.of_kind("void")}
+    if target.power(voters) < target.voting.quorum:
+        return state
+    return _put(state, changed(target, verdict=Verdict.VOID, reason="voted-void"))
+
+
+def _convict(state: LedgerState) -> Step:
+    """Ban, from the next opening on, whoever signed twice for one slot (2)."""
+    found: list[Convicted] = []
+    known = {member.name for member in state.members if member.convicted}
+    early = changed(state.current, number=state.current.number + 1, slots=state.early)
+    for part in (state.previous, state.current, early):
+        for slot in part.slots if part is not None else ():
+            for convicted in _convictions(part, slot) if part is not None else ():
+                if convicted.peer not in known:
+                    known.add(convicted.peer)
+                    found.append(convicted)
+    members = tuple(changed(m, convicted=m.name in known) for m in state.members)
+    return changed(state, members=members) if found else state, list(found)
+
+
+def _convictions(part: RoundState, slot: Slot) -> list[Convicted]:
+    if slot.kind == "evidence":
+        statements = [parse(tx).statement for tx in slot.txs]
+        claims = [said.evidence for said in statements if isinstance(said, EvidenceTx)]
+        return [Convicted(PeerId(evidence.accused), evidence) for evidence in claims]
+    evidence = equivocation(part, slot.author) if len(slot.txs) > 1 else None
+    return [Convicted(PeerId(slot.author), evidence)] if evidence is not None else []
+
+
+def _judge_ready(state: LedgerState) -> Step | None:
+    current = state.current
+    up = {slot.author for slot in current.of_kind("ready")}
+    if current.power(up) < current.voting.quorum:
+        return None
+    return _open_round(state, current.number)
+
+
+def _convicts(state: LedgerState) -> frozenset[str]:
+    return frozenset(member.name for member in state.members if member.convicted)
+
+
+def closings_that_count(current: RoundState, window: str) -> frozenset[str]:
+    """Validators whose closing counts: every author listed has an item on the ledger (6)."""
+    present = {slot.author for slot in current.of_kind(window) if not slot.late}
+    counting = set()
+    for slot in current.of_kind(f"close-{window}"):
+        said = slot.first.statement
+        listed = seats_in(said.authors, len(current.seats)) if isinstance(said, Closing) else None
+        if listed is not None and all(current.seats[i].name in present for i in listed):
+            counting.add(slot.author)
+    return frozenset(counting)
+
+
+def _closed_by_quorum(current: RoundState, window: str) -> bool:
+    return current.power(closings_that_count(current, window)) >= current.voting.quorum
+
+
+def _judge_commit(state: LedgerState) -> Step | None:
+    current, previous = state.current, state.previous
+    if previous is not None and previous.verdict == Verdict.VOID and previous.accepted:
+        return _revoke(state, previous)
+    if previous is not None and previous.root_due:
+        return None  # the window stays open until the last root is on the ledger (13)
+    present = {slot.author for slot in current.of_kind("commit") if not slot.late}
+    counting = committed(current)
+    all_here = set(current.waited) - _convicts(state) <= present
+    if not ((all_here and len(counting) >= current.m_min) or _closed_by_quorum(current, "commit")):
+        return None
+    if len(counting) < current.m_min:
+        return _void(state, _shortage(current, len(counting), "commitments"))
+    state = changed(state, phase=Phase.OPEN, current=changed(current, reached_open=True))
+    authors = tuple(PeerId(name) for name in sorted(counting))
+    return state, [CommitmentsClosed(RoundNumber(current.number), authors)]
+
+
+def _shortage(current: RoundState, count: int, what: str) -> str:
+    return f"{count} {what} where {current.m_min} are needed"
+
+
+def _judge_open(state: LedgerState) -> Step | None:
+    current = state.current
+    counting = committed(current)
+    present = {slot.author for slot in current.of_kind("open") if not slot.late} & counting
+    all_here = set(current.waited) & counting <= present
+    if not ((all_here and len(present) >= current.m_min) or _closed_by_quorum(current, "open")):
+        return None
+    state = _with_beacon(state)
+    opened = tuple(
+        Accepted(name, said.payload_root, said.payload_length, said.trace_root)
+        for name in sorted(present)
+        if fits(current, name) and (said := opening_of(current, name)) is not None
+    )
+    if len(opened) < current.m_min:
+        return _void(state, _shortage(current, len(opened), "openings"))
+    state = changed(state, phase=Phase.ATTEST, current=changed(current, opened=opened))
+    return state, [OpeningsClosed(RoundNumber(current.number), opened)]
+
+
+def _with_beacon(state: LedgerState) -> LedgerState:
+    """Mix the beacon of the round after the next from the secrets just opened (15)."""
+    secrets = []
+    for seat in state.current.contributors:
+        opening = opening_of(state.current, seat.name)
+        if opening is not None and beacon_share_fits(state, seat.name):
+            secrets.append((seat.name, opening.beacon_secret))
+    first, second, _ = state.beacons
+    mixed = mix_beacon(second, secrets, state.current.f + 1)
+    return changed(state, beacons=(first, second, mixed))
+
+
+def beacon_share_fits(state: LedgerState, author: str) -> bool:
+    """Whether the author's opening carries the beacon secret that its last opening bound."""
+    if state.previous is None or author not in committed(state.current):
+        return False
+    now, before = opening_of(state.current, author), opening_of(state.previous, author)
+    if now is None or before is None or len(now.beacon_secret) != 32 or len(now.audit_hash) != 32:
+        return False
+    if not (fits(state.current, author) and fits(state.previous, author)):
+        return False
+    return before.share_commit == share_commit(beacon_hash(now.beacon_secret), now.audit_hash)
+
+
+def _judge_attest(state: LedgerState) -> Step | None:
+    current = state.current
+    voters = {slot.author for slot in current.of_kind("attest") if not slot.late}
+    if current.power(voters) < current.voting.quorum:
+        return None
+    cheats = equivocators(current)
+    accepted = tuple(
+        item
+        for item in current.opened
+        if item.author not in cheats and attested(current, item.author, Status.HELD)
+    )
+    if len(accepted) < current.m_min:
+        return _void(state, _shortage(current, len(accepted), "payloads held"))
+    return _fix(state, accepted)
+
+
+def _fix(state: LedgerState, accepted: tuple[Accepted, ...]) -> Step:
+    current, members = state.current, state.members
+    names = frozenset(item.author for item in accepted)
+    state = _requeued(state, names)
+    state = changed(state, members=waiting.after_round(members, names), void_streak=0)
+    current = changed(
+        current,
+        accepted=accepted,
+        verdict=Verdict.FIXED,
+        agreed=ledger_fields(state),
+        standing=members,
+    )
+    told = outcomes(current, attested=True, fixed=True)
+    event = RoundFixed(RoundNumber(current.number), accepted, told)
+    state, more = _go_on(changed(state, current=current), Phase.ROOT)
+    return state, [event, *more]
+
+
+def _void(state: LedgerState, reason: str, told: bool = True) -> Step:
+    """End the current round without effect on the model (12)."""
+    current = changed(state.current, verdict=Verdict.VOID, reason=reason)
+    attesting = state.phase == Phase.ATTEST
+    blamed = outcomes(current, attested=attesting, fixed=False) if told else ()
+    state = _requeued(state, frozenset())
+    state = changed(state, current=current, void_streak=state.void_streak + 1)
+    state, more = _go_on(state, Phase.FINISHED)
+    return state, [RoundVoid(RoundNumber(current.number), reason, blamed), *more]
+
+
+def _revoke(state: LedgerState, revoked: RoundState) -> Step:
+    """Votes made the last fixed round void, and with it the round that started from its root."""
+    returned = tuple(
+        share for name, share in revoked.shares if name in {a.author for a in revoked.accepted}
+    )
+    state = changed(
+        _put(state, changed(revoked, accepted=(), agreed=None, standing=())),
+        members=waiting.restored(state.members, revoked.standing),
+        requeue=state.requeue + returned,
+        void_streak=state.void_streak + 1,
+    )
+    event = RoundVoid(RoundNumber(revoked.number), revoked.reason, ())
+    if revoked.number == state.current.number:
+        return changed(state, phase=Phase.FINISHED), [event, RunFinished()]
+    state, more = _void(state, "the round before it was voided by votes", told=False)
+    return state, [event, *more]
+
+
+def _judge_root(state: LedgerState) -> Step | None:
+    if state.current.verdict == Verdict.VOID and state.current.accepted:
+        return _revoke(state, state.current)
+    if state.current.root_due:
+        return None
+    return changed(state, phase=Phase.FINISHED), [RunFinished()]
+
+
+def _requeued(state: LedgerState, accepted: frozenset[str]) -> LedgerState:
+    """Samples of contributions that did not count are assigned again."""
+    returned: tuple[Share, ...] = tuple(
+        share for name, share in state.current.shares if name not in accepted
+    )
+    return changed(state, requeue=state.requeue + returned)
+
+
+def _go_on(state: LedgerState, after_last: Phase) -> Step:
+    following = state.current.number + 1
+    if following < state.genesis.rounds:
+        return _open_round(state, following)
+    finished: list[Event] = [RunFinished()] if after_last == Phase.FINISHED else []
+    return changed(state, phase=after_last), finished
+
+
+def _open_round(state: LedgerState, number: int) -> Step:
+    """Freeze what round ``number`` goes by, in the block that settled the one before (3)."""
+    first_round = number == state.current.number
+    state = state if first_round else _shifted(state)
+    barred = sum(m.contributor and m.convicted for m in state.members)
+    seated = sum(m.contributor and not m.convicted for m in state.members)
+    f = max(0, min(state.genesis.f - barred, (seated - 1) // 3))
+    ended = state.previous if not first_round else None
+    members = waiting.reconsidered(state.members, ended, f)
+    state = changed(state, members=members)
+    seats = seats_of(members)
+    state, shares = _dealt(state, tuple(seat.name for seat in seats if seat.contributor))
+    slots = state.current.slots if first_round else _still_seated(state.early, seats)
+    opened = RoundState(
+        number,
+        state.epoch,
+        seats,
+        f,
+        state.genesis.m_min,
+        waiting.waited_for(members),
+        shares,
+        slots,
+    )
+    state = changed(
+        state,
+        phase=Phase.COMMIT,
+        current=opened,
+        previous=None if first_round else state.current,
+        early=() if not first_round else state.early,
+    )
+    return state, [RoundOpened(RoundNumber(number))]
+
+
+def _shifted(state: LedgerState) -> LedgerState:
+    """Beacons of the following round; one that never got its shares is the hash of the last."""
+    _, second, third = state.beacons
+    third = third or mix_beacon(second, (), 1)
+    return changed(state, beacons=(second, third, b""))
+
+
+def _dealt(
+    state: LedgerState, names: tuple[str, ...]
+) -> tuple[LedgerState, tuple[tuple[str, Share], ...]]:
+    genesis = state.genesis
+    if not genesis.assigned:
+        return state, ()
+    dealt = deal(
+        names,
+        state.cursor,
+        state.requeue,
+        share_size=genesis.samples_per_slice,
+        samples=genesis.samples,
+        beacon=state.beacons[0],
+        run_id=genesis.run_id,
+    )
+    return changed(state, cursor=dealt.cursor, requeue=dealt.requeue), dealt.shares
+
+
+def _still_seated(early: tuple[Slot, ...], seats: tuple[Seat, ...]) -> tuple[Slot, ...]:
+    """Early items of members that still have the seat which the item needs."""
+    contributors = {seat.name for seat in seats if seat.contributor}
+    validators = {seat.name for seat in seats if seat.validator}
+    return tuple(
+        slot
+        for slot in early
+        if slot.author in (contributors if slot.kind in ("commit", "open") else validators)
+    )
+
+
+_JUDGES: dict[Phase, Callable[[LedgerState], Step | None]] = {
+    Phase.READY: _judge_ready,
+    Phase.COMMIT: _judge_commit,
+    Phase.OPEN: _judge_open,
+    Phase.ATTEST: _judge_attest,
+    Phase.ROOT: _judge_root,
+    Phase.FINISHED: lambda _: None,
+}
