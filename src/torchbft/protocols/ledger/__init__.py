@@ -1,0 +1,1 @@
+"""The embedded ledger; ``machine.py`` begins with its specification."""

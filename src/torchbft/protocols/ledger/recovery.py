@@ -1,0 +1,87 @@
+"""What a restarted validator reads back from its log ``votes`` before it may sign again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchbft.primitives.errors import DecodeError, HaltError, StorageError
+from torchbft.primitives.ids import Height, PeerId, View
+from torchbft.protocols.ledger.messages import (
+    Prepared,
+    Proposal,
+    SignerState,
+    Timeout,
+    Vote,
+    VoteRecord,
+    block_digest,
+    decode_vote_record,
+)
+from torchbft.protocols.ledger.state import HeightState
+
+Recorded = dict[Height, list[tuple[VoteRecord, bytes]]]
+"""Records of log ``votes`` by height, each with its bytes, in order."""
+
+
+def read_votes(records: Sequence[bytes], run_id: bytes, public: bytes, *, blocks: int) -> Recorded:
+    """Sort the log by height. Raises HaltError if the log is not this signer's, or was lost while
+    finalized blocks remain: then nobody knows what was signed, and the key must be rotated."""
+    if not records and blocks:
+        raise _lost("the log of signed votes is missing beside a log of blocks")
+    recorded: Recorded = {}
+    for index, data in enumerate(records):
+        try:
+            record = decode_vote_record(data)
+        except DecodeError as error:
+            raise StorageError(f"record {index} is unreadable: {error}", where="votes") from None
+        if (index == 0) != isinstance(record, SignerState):
+            raise _lost("the log of signed votes does not begin with its signer")
+        if isinstance(record, SignerState):
+            if (record.run_id, record.public) != (run_id, public):
+                raise _lost("the log of signed votes belongs to another key or run")
+        else:
+            recorded.setdefault(_height(record), []).append((record, data))
+    return recorded
+
+
+def _lost(what: str) -> HaltError:
+    return HaltError(what, where="votes", hint="restore it, or have this voting key rotated")
+
+
+def _height(record: Proposal | Prepared | Vote | Timeout) -> Height:
+    if isinstance(record, Vote):
+        return record.height
+    return record.certificate.height if isinstance(record, Prepared) else record.vote.height
+
+
+def restore(state: HeightState, recorded: Recorded, me: PeerId) -> None:
+    """Put back what this validator signed and knew at the height that begins; drop older ones."""
+    for record, data in recorded.get(state.height, ()):
+        if isinstance(record, Prepared):
+            state.signed.learn(record.certificate)
+            _reach(state, record.certificate.view)
+        elif isinstance(record, Vote):
+            _restore_vote(state, record, data, me)
+        elif isinstance(record, Timeout):
+            if record.prepared is not None:
+                state.signed.learn(record.prepared)
+            _restore_vote(state, record.vote, data, me)
+        elif isinstance(record, Proposal):
+            state.keep_body(block_digest(record.block), record.block)
+            state.slot(*record.vote.slot)[PeerId(record.vote.author)] = record.vote
+            if record.vote.view > state.view:
+                state.enter(record.vote.view, record.justification)
+            if record.vote.author == me:
+                _restore_vote(state, record.vote, data, me)
+    for height in [h for h in recorded if h <= state.height]:
+        del recorded[height]
+
+
+def _reach(state: HeightState, view: View) -> None:
+    if view > state.view:
+        state.enter(view, None)
+
+
+def _restore_vote(state: HeightState, vote: Vote, data: bytes, me: PeerId) -> None:
+    state.signed.record(vote)
+    state.mine[vote.slot] = data
+    state.slot(*vote.slot)[me] = vote
