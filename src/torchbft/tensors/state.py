@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torchbft.primitives.digests import blake3_digest, merkle_root
 from torchbft.primitives.errors import DecodeError, MisuseError, StorageError
 from torchbft.tensors.aggregation import Rule
-from torchbft.tensors.layout import FlatModel, StateLayout, TensorSpec
+from torchbft.tensors.layout import FlatModel, Kind, StateLayout, TensorSpec
 from torchbft.tensors.state_root import tensor_root
 
 __all__ = ["AgreedState", "FlatModel", "StateLayout", "TensorSpec"]
@@ -147,7 +147,8 @@ class AgreedState:
         """The state as one safetensors file. Equal states give equal bytes."""
         facts = _Facts(
             STATE_VERSION,
-            self.layout,
+            tuple((t.name, t.shape, t.dtype, t.kind) for t in self.layout.tensors),
+            self.layout.aliases,
             (self.round, self.inner_step, self.pass_index, self.cursor),
             self.membership_digest.hex(),
             self.credit_digest.hex(),
@@ -196,7 +197,7 @@ class AgreedState:
         """Read a file that may come from anyone. It proves nothing: compare ``root()``.
 
         Raises StorageError when the file cannot be read, DecodeError when it is larger than
-        ``max_bytes``, not a canonical state, or of another layout than the ``layout`` expected.
+        ``max_bytes``, not a state, or of another layout than the ``layout`` expected.
         """
         try:
             with open(path, "rb") as file:
@@ -220,7 +221,8 @@ class _Facts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, array_like
     """The metadata entry of a state file."""
 
     version: int
-    layout: StateLayout
+    tensors: tuple[tuple[str, tuple[int, ...], str, Kind], ...]
+    aliases: tuple[tuple[str, str], ...]
     counters: tuple[int, int, int, int]
     membership: str
     credit: str
@@ -254,7 +256,9 @@ def _shape_fault(state: AgreedState) -> str | None:
 def _read(path: str | os.PathLike[str], expected: StateLayout | None) -> AgreedState:
     with safe_open(path, framework="pt") as file:
         facts = _facts(file.metadata())
-        if expected is not None and facts.layout != expected:
+        layout = StateLayout(tuple(TensorSpec(*t) for t in facts.tensors), facts.aliases)
+        layout.validate()
+        if expected is not None and layout != expected:
             raise DecodeError("the state has another layout than this model", where=str(path))
         names = set(file.keys())
         rule = sorted(name for name in names if name.startswith("rule/"))
@@ -267,7 +271,7 @@ def _read(path: str | os.PathLike[str], expected: StateLayout | None) -> AgreedS
     if tensors.keys() != {*FIXED_TENSORS, *rule}:
         raise DecodeError("a tensor is missing, or one that no state has", where=str(path))
     return AgreedState(
-        facts.layout,
+        layout,
         parameters_D=tensors["parameters"],
         float_buffers_B=tensors["float_buffers"],
         int_buffers_I=tensors["int_buffers"],
@@ -286,7 +290,8 @@ def _facts(metadata: dict[str, str] | None) -> _Facts:
     if metadata is None or metadata.keys() != {"torchbft"}:
         raise DecodeError("no torchbft metadata")
     facts = msgspec.json.decode(metadata["torchbft"], type=_Facts)
+    if msgspec.json.encode(facts).decode() != metadata["torchbft"]:
+        raise DecodeError("the metadata is not canonical")
     if facts.version != STATE_VERSION:
         raise DecodeError(f"state version {facts.version}; this program reads {STATE_VERSION}")
-    facts.layout.validate()
     return facts
