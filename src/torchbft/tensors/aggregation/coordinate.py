@@ -8,6 +8,7 @@ Shapes: N contributions, M mixed rows, D coordinates, B columns of one block.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,8 +17,7 @@ from torchbft.tensors.aggregation.inputs import working_dtype
 from torchbft.tensors.aggregation.mixture import mixture_of, shares
 from torchbft.tensors.aggregation.network import mean_of, order_statistics
 from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, Work
-from torchbft.tensors.exact import matmul_in_order, mix_block, row_norms
-from torchbft.tensors.exact.sums import spans
+from torchbft.tensors.exact import Mixer, matmul_in_order, row_norms, spans
 
 _BLOCK_VALUES = 1 << 18
 """Values of a block of rows: 1 MiB of float32, about half of a core's second-level cache."""
@@ -58,13 +58,16 @@ class CoordinateRule(Rule):
 
     def _combine_all(self, work: Work, mixing_MN: Tensor | None, f: int) -> tuple[Tensor, Tensor]:
         """Return the result (D,) and in how many coordinates each (mixed) row was kept."""
-        rows_ND = work.rows_ND
+        rows_ND, dtype = work.rows_ND, working_dtype(work.rows_ND.dtype)
         n, d = rows_ND.shape
         m = n if mixing_MN is None else len(mixing_MN)
-        out_D = rows_ND.new_empty(d, dtype=working_dtype(rows_ND.dtype))
+        width = min(d, max(_BLOCK_VALUES // n, _LEAST_WIDTH), _MOST_WIDTH)
+        out_D = rows_ND.new_empty(d, dtype=dtype)
         counts_M = rows_ND.new_zeros(m, dtype=torch.int64)
-        for span in spans(d, min(max(_BLOCK_VALUES // n, _LEAST_WIDTH), _MOST_WIDTH)):
-            block_MB = _mixed(rows_ND[:, span], mixing_MN, exact=work.exact)
+        work_MB = rows_ND.new_empty(m, width, dtype=dtype)
+        mix = _mixer(mixing_MN, work_MB, exact=work.exact)
+        for span in spans(d, max(width, 1)):
+            block_MB = work_MB[:, : span.stop - span.start].copy_(mix(rows_ND[:, span]))
             before_MB = block_MB.clone() if work.info else block_MB
             kept = self._kept_rows(block_MB, f)
             out_D[span] = mean_of(kept)
@@ -73,13 +76,14 @@ class CoordinateRule(Rule):
         return out_D, counts_M.to("cpu", torch.float64)
 
 
-def _mixed(rows_NB: Tensor, mixing_MN: Tensor | None, *, exact: bool) -> Tensor:
-    dtype = working_dtype(rows_NB.dtype)
+def _mixer(mixing_MN: Tensor | None, work_MB: Tensor, *, exact: bool) -> Callable[[Tensor], Tensor]:
+    """Return what turns a block of rows into a block of mixed rows."""
     if mixing_MN is None:
-        return rows_NB.to(dtype, copy=True)
+        return lambda block_NB: block_NB
     if exact:
-        return mix_block(mixing_MN, rows_NB).to(dtype)
-    return mixing_MN.to(rows_NB.device, dtype) @ rows_NB.to(dtype)
+        return Mixer(mixing_MN, work_MB.shape[1], work_MB.device)
+    weights_MN = mixing_MN.to(work_MB)
+    return lambda block_NB: weights_MN @ block_NB.to(work_MB.dtype)
 
 
 class Median(CoordinateRule):

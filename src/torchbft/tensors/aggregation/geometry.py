@@ -15,13 +15,12 @@ from torch import Tensor
 
 from torchbft.tensors.aggregation.inputs import working_dtype
 from torchbft.tensors.aggregation.network import median_of
-from torchbft.tensors.exact import BLOCK_COLUMNS, gram_of_block
-from torchbft.tensors.exact.sums import spans
+from torchbft.tensors.exact import BLOCK_COLUMNS, WORK_COLUMNS, gram_of_block_, spans
 
 NORM_BOUND = 100.0
 """Rows farther from the median than this many times the (n−f)-th smallest distance are refused.
-Honest updates on Dirichlet-0.1 shards differ in norm by less than 10; a lie below the bound is the
-rule's business, and one above it can only be a fault."""
+Honest rows that differ this much have no common mean worth protecting, so the bound refuses faults
+only; a lie below it is the rule's business. It never refuses more than f rows."""
 
 
 def centred_gram(rows_ND: Tensor, references: list[Tensor], *, exact: bool) -> Tensor:
@@ -33,16 +32,18 @@ def centred_gram(rows_ND: Tensor, references: list[Tensor], *, exact: bool) -> T
     n, d = rows_ND.shape
     size = n + len(references)
     total_TT = rows_ND.new_zeros(size, size, dtype=torch.float64)
-    work_NB = rows_ND.new_empty(n, min(d, BLOCK_COLUMNS), dtype=working_dtype(rows_ND.dtype))
-    points_TB = rows_ND.new_empty(size, work_NB.shape[1], dtype=torch.float64)
-    for span in spans(d, BLOCK_COLUMNS):
-        width = span.stop - span.start
-        points = points_TB[:, :width]
-        points[:n] = rows_ND[:, span]
-        for place, reference_D in enumerate(references, start=n):
-            points[place] = reference_D[span]
-        points.sub_(median_of(work_NB[:, :width].copy_(rows_ND[:, span])))
-        total_TT.add_(gram_of_block(points) if exact else points @ points.t())
+    work_NB = rows_ND.new_empty(n, min(d, WORK_COLUMNS), dtype=working_dtype(rows_ND.dtype))
+    points_TB = rows_ND.new_empty(size, min(d, BLOCK_COLUMNS), dtype=torch.float64)
+    for span in spans(d, WORK_COLUMNS):
+        block_NB = rows_ND[:, span]
+        median_B = median_of(work_NB[:, : block_NB.shape[1]].copy_(block_NB)).double()
+        for part in spans(block_NB.shape[1], BLOCK_COLUMNS):
+            points = points_TB[:, : part.stop - part.start]
+            points[:n] = block_NB[:, part]
+            for place, reference_D in enumerate(references, start=n):
+                points[place] = reference_D[span][part]
+            points.sub_(median_B[part])
+            total_TT.add_(gram_of_block_(points) if exact else points @ points.t())
     return total_TT.cpu()
 
 

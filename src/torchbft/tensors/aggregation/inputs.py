@@ -65,7 +65,7 @@ def as_rows(updates: Tensor) -> Tensor:
         )
     if updates.dim() == 0 or updates.shape[0] == 0:
         raise MisuseError("updates need a first axis of contributions", where="aggregation")
-    rows_ND = updates.detach().reshape(updates.shape[0], -1)
+    rows_ND = updates.detach().flatten(1) if updates.dim() > 1 else updates.detach()[:, None]
     for row, values_D in enumerate(rows_ND):
         if (reason := _not_finite(values_D)) is not None:
             raise MisuseError(

@@ -69,7 +69,9 @@ class Mixture:
 
     def _with_references(self, matrix: Tensor) -> Tensor:
         count = len(self.references)
-        below = torch.eye(matrix.shape[1], dtype=torch.float64)[matrix.shape[1] - count :]
+        below = torch.eye(matrix.shape[1], dtype=torch.float64, device=matrix.device)[
+            matrix.shape[1] - count :
+        ]
         return torch.cat([matrix, below])
 
 
@@ -80,8 +82,10 @@ def mixture_of(work: Work) -> Mixture:
     gram_TT = centred_gram(work.rows_ND, list(references.values()), exact=work.exact)
     norms_N = squared_distances(gram_TT)[n, :n].sqrt().tolist()
     refused = beyond_norm_bound(gram_TT, n, work.f)
-    kept = torch.tensor([place for place in range(len(gram_TT)) if place not in refused])
-    coefficients_MT = torch.eye(len(gram_TT), dtype=torch.float64)[kept[: n - len(refused)]]
+    kept = [place for place in range(len(gram_TT)) if place not in refused]
+    coefficients_MT = torch.eye(len(gram_TT), dtype=torch.float64, device="cpu")[
+        kept[: n - len(refused)]
+    ]
     mixture = Mixture(
         work.f - len(refused), coefficients_MT, gram_TT[kept][:, kept], references, refused, norms_N
     )

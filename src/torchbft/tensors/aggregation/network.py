@@ -87,4 +87,5 @@ def mean_of(rows: list[Tensor]) -> Tensor:
     total_B = torch.zeros_like(rows[0], dtype=torch.float64)
     for row_B in rows:
         total_B.add_(row_B)
-    return total_B.div_(len(rows)).to(rows[0].dtype)
+    # a tensor, since a device may turn division by a Python number into a product with 1/n
+    return total_B.div_(total_B.new_tensor(len(rows))).to(rows[0].dtype)

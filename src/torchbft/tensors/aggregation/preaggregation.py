@@ -34,7 +34,7 @@ class NNM(PreAggregation):
         """Return 1/(n−f) at each row's nearest rows."""
         distances_NN = squared_distances(gram_PP[:n, :n]).fill_diagonal_(-1.0)
         nearest = distances_NN.sort(dim=1, stable=True).indices[:, : n - f]
-        mixing_NP = torch.zeros(n, len(gram_PP), dtype=torch.float64)
+        mixing_NP = gram_PP.new_zeros(n, len(gram_PP))
         return mixing_NP.scatter_(1, nearest, 1.0 / (n - f))
 
 
@@ -54,7 +54,7 @@ class _Clipping(PreAggregation):
         zero = refs[ZERO]
         norms_N = squared_distances(gram_PP)[zero, :n].sqrt()
         factors_N = clip_factors(norms_N, self.bound(norms_N, n, f))
-        mixing_NP = torch.zeros(n, len(gram_PP), dtype=torch.float64)
+        mixing_NP = gram_PP.new_zeros(n, len(gram_PP))
         mixing_NP[:, :n] = torch.diag(factors_N)
         mixing_NP[:, zero] = 1.0 - factors_N
         return mixing_NP

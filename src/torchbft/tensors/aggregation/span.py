@@ -23,7 +23,7 @@ WEISZFELD_STEPS = 100
 WEISZFELD_TOLERANCE = 2.0**-40
 """Weights that all change by less than this moved the point by nothing float32 can show."""
 WEISZFELD_SMOOTHING = 2.0**-20
-"""ν relative to the (n−f)-th smallest distance: below it a row counts as hit."""
+"""ν relative to the (n−f)-th smallest distance to the mean: a row nearer than ν counts as hit."""
 
 
 class SpanRule(Rule):
@@ -148,16 +148,17 @@ class GeometricMedian(SpanRule):
     def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
         """Return the last step's weights."""
         weights_P = _equal_weights(range(n), len(gram_PP))
+        distances_N = distances_to(gram_PP, weights_P)[:n]
+        smoothing = WEISZFELD_SMOOTHING * kth_smallest(distances_N, n - f)
+        if smoothing == 0.0:  # n − f rows coincide with their mean: it is the median
+            return weights_P
         for _ in range(WEISZFELD_STEPS):
-            distances_N = distances_to(gram_PP, weights_P)[:n]
-            smoothing = WEISZFELD_SMOOTHING * kth_smallest(distances_N, n - f)
-            if smoothing == 0.0:  # n − f rows coincide with the point: it is the median
-                break
             before_P, weights_P = weights_P, torch.zeros_like(weights_P)
             inverse_N = 1.0 / distances_N.clamp(min=smoothing)
             weights_P[:n] = inverse_N / sum_in_order(inverse_N)
             if float((weights_P - before_P).abs().max()) < WEISZFELD_TOLERANCE:
                 break
+            distances_N = distances_to(gram_PP, weights_P)[:n]
         return weights_P
 
 
@@ -201,7 +202,7 @@ class CentredClipping(SpanRule):
 
     def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
         """Return the coefficients of v over rows and centre."""
-        weights_P = torch.zeros(len(gram_PP), dtype=torch.float64)
+        weights_P = gram_PP.new_zeros(len(gram_PP))
         weights_P[refs[self._CENTRE]] = 1.0
         for _ in range(self.iterations):
             distances_N = distances_to(gram_PP, weights_P)[:n]

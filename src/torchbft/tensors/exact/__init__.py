@@ -2,11 +2,13 @@
 
 from torchbft.tensors.exact.scaling import BLOCK_COLUMNS, MAX_MAGNITUDE, exponent, pow2, quantise
 from torchbft.tensors.exact.sums import (
+    WORK_COLUMNS,
+    Mixer,
     gram,
-    gram_of_block,
+    gram_of_block_,
     matmul_in_order,
-    mix_block,
     row_norms,
+    spans,
     sum_in_order,
     weighted_sum,
 )
@@ -14,14 +16,16 @@ from torchbft.tensors.exact.sums import (
 __all__ = [
     "BLOCK_COLUMNS",
     "MAX_MAGNITUDE",
+    "WORK_COLUMNS",
+    "Mixer",
     "exponent",
     "gram",
-    "gram_of_block",
+    "gram_of_block_",
     "matmul_in_order",
-    "mix_block",
     "pow2",
     "quantise",
     "row_norms",
+    "spans",
     "sum_in_order",
     "weighted_sum",
 ]

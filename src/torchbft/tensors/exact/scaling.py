@@ -56,10 +56,16 @@ def quantise(block_NB: Tensor) -> tuple[Tensor, Tensor]:
     the others. Error of an element: at most 2^-20 of the largest in its row of the block.
     """
     q_NB = block_NB.to(torch.float64, copy=True)
-    up_N, down_N = fixed_point(_row_magnitude(block_NB), QUANTISED_BITS)
-    return q_NB.mul_(up_N[:, None]).round_(), down_N
+    return q_NB, quantise_(q_NB)
 
 
-def _row_magnitude(block_NB: Tensor) -> Tensor:
-    least_N, most_N = torch.aminmax(block_NB, dim=1)
-    return torch.maximum(most_N, least_N.neg_()).to(torch.float64).abs_()
+def quantise_(block_NB: Tensor) -> Tensor:
+    """Do what ``quantise`` does in place, on a float64 block; return scale_N."""
+    up_N, down_N = fixed_point(magnitude(block_NB, 1), QUANTISED_BITS)
+    block_NB.mul_(up_N[:, None]).round_()
+    return down_N
+
+
+def magnitude(block_NB: Tensor, dim: int) -> Tensor:
+    """Return the largest |x| along ``dim`` (a maximum has one value in any order), never -0."""
+    return torch.maximum(block_NB.amax(dim), block_NB.amin(dim).neg_()).abs_()

@@ -14,7 +14,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from torchbft.tensors.exact.scaling import BLOCK_COLUMNS, fixed_point, quantise
+from torchbft.tensors.exact.scaling import (
+    BLOCK_COLUMNS,
+    fixed_point,
+    magnitude,
+    quantise,
+    quantise_,
+)
 
 WORK_COLUMNS = 1 << 14
 """Columns of a work block: a float64 row is 128 KiB, so that a handful of rows stay in cache."""
@@ -46,10 +52,13 @@ def matmul_in_order(left_MK: Tensor, right_KN: Tensor) -> Tensor:
     return out_MN
 
 
-def gram_of_block(block_NB: Tensor) -> Tensor:
-    """Return the float64 inner products of the quantised rows of one block, B <= 4096. Exact."""
-    q_NB, scale_N = quantise(block_NB)
-    return (q_NB @ q_NB.t()).mul_(scale_N[:, None]).mul_(scale_N[None, :])
+def gram_of_block_(block_NB: Tensor) -> Tensor:
+    """Return the exact float64 inner products of the quantised rows of a float64 block, B <= 4096.
+
+    The block is overwritten by its quantised form.
+    """
+    scale_N = quantise_(block_NB)
+    return (block_NB @ block_NB.t()).mul_(scale_N[:, None]).mul_(scale_N[None, :])
 
 
 def gram(rows_ND: Tensor) -> Tensor:
@@ -61,7 +70,7 @@ def gram(rows_ND: Tensor) -> Tensor:
     n, d = rows_ND.shape
     total_NN = rows_ND.new_zeros(n, n, dtype=torch.float64)
     for span in spans(d, BLOCK_COLUMNS):
-        total_NN.add_(gram_of_block(rows_ND[:, span]))
+        total_NN.add_(gram_of_block_(rows_ND[:, span].to(torch.float64, copy=True)))
     return total_NN
 
 
@@ -98,21 +107,36 @@ def _weighted_block(weights_N: list[float], block_NB: Tensor) -> Tensor:
     return total_B
 
 
-def mix_block(mixing_MN: Tensor, block_NB: Tensor) -> Tensor:
-    """Return mixing @ block in float64 with one value for every BLAS.
+class Mixer:
+    """Applies one mixing matrix to many blocks: mixing_MN @ block_NB with one value everywhere.
 
     When each column of the (non-negative) mixing matrix holds one value and zeros, as after
     nearest-neighbour mixing and clipping, the rows are scaled by that value, rounded to
     fixed point per column of the block (N summands of 2^(52 − ⌈log2 N⌉) at most) and added by an
     exact product with a 0/1 matrix. Any other mixing matrix is applied row by row in order.
     """
-    column_N = mixing_MN.amax(0)
-    chosen_MN = mixing_MN != 0
-    uniform = torch.equal(mixing_MN, chosen_MN * column_N)
-    if not uniform or int(chosen_MN.sum()) <= 2 * len(mixing_MN):
-        return torch.stack([_weighted_block(row_N, block_NB) for row_N in mixing_MN.tolist()])
-    scaled_NB = block_NB.to(torch.float64) * column_N.to(block_NB.device)[:, None]
-    bits = _EXACT_BITS - (len(column_N) - 1).bit_length()
-    up_B, down_B = fixed_point(scaled_NB.abs().amax(0), bits)
-    chosen_MN = chosen_MN.to(block_NB.device, torch.float64)
-    return (chosen_MN @ scaled_NB.mul_(up_B).round_()).mul_(down_B)
+
+    def __init__(self, mixing_MN: Tensor, width: int, device: torch.device) -> None:
+        m, n = mixing_MN.shape
+        column_N, chosen_MN = mixing_MN.amax(0), mixing_MN != 0
+        dense = int(chosen_MN.sum()) > 2 * m
+        self._by_product = dense and torch.equal(mixing_MN, chosen_MN * column_N)
+        self._rows = mixing_MN.tolist()
+        self._column_N1 = column_N[:, None].to(device)
+        self._chosen_MN = chosen_MN.to(device, torch.float64)
+        self._bits = _EXACT_BITS - (n - 1).bit_length()
+        self._scaled_NB = torch.empty(n, width, dtype=torch.float64, device=device)
+        self._mixed_MB = torch.empty(m, width, dtype=torch.float64, device=device)
+
+    def __call__(self, block_NB: Tensor) -> Tensor:
+        """Return the float64 mixture (M, B); it is overwritten by the next call."""
+        width = block_NB.shape[1]
+        mixed_MB = self._mixed_MB[:, :width]
+        if not self._by_product:
+            for mixed_B, weights_N in zip(mixed_MB, self._rows, strict=True):
+                mixed_B.copy_(_weighted_block(weights_N, block_NB))
+            return mixed_MB
+        scaled_NB = self._scaled_NB[:, :width].copy_(block_NB).mul_(self._column_N1)
+        up_B, down_B = fixed_point(magnitude(scaled_NB, 0), self._bits)
+        scaled_NB.mul_(up_B).round_()
+        return torch.mm(self._chosen_MN, scaled_NB, out=mixed_MB).mul_(down_B)
