@@ -78,12 +78,7 @@ class Codec:
         if before_D.shape != update.parameters_D.shape:
             raise MisuseError("residual and update are of different models", where="codec")
         section, sent_D = self._write(self.transform.forward(update.parameters_D + before_D))
-        payload = wire.join(
-            wire.preamble(self.selector, self.quantiser),
-            section,
-            update.float_buffers_B,
-            update.int_buffers_I,
-        )
+        payload = wire.join(wire.preamble(self.selector, self.quantiser), section, update)
         pending = PendingResidual(before_D, update.parameters_D, self.transform.inverse(sent_D))
         return payload, pending
 
@@ -95,12 +90,7 @@ class Codec:
         view = memoryview(payload).cast("B")
         if view.nbytes > self.max_bytes(layout):
             raise DecodeError(f"oversized: {view.nbytes} bytes, at most {self.max_bytes(layout)}")
-        sections = wire.split(
-            view,
-            wire.preamble(self.selector, self.quantiser),
-            layout.float_buffer_count,
-            layout.int_buffer_count,
-        )
+        sections = wire.split(view, wire.preamble(self.selector, self.quantiser), layout)
         update = Update(
             self.transform.inverse(self._read(sections.parameters, layout.parameter_count)),
             wire.read(sections.float_buffers, torch.float32),

@@ -1,7 +1,6 @@
 """The byte format of a payload, version 1. Little-endian; one valid byte string per update.
 
-Shape suffixes: B float buffer values, I integer buffer values, R rows, W values of a row,
-K values that travel.
+Shape suffixes: R rows, W values of a row, K values that travel.
 
     0   4  magic "TBUP"
     4   1  version, 1
@@ -37,11 +36,13 @@ from torch import Tensor
 from torchbft.primitives.errors import DecodeError
 from torchbft.tensors.compression.quantiser import Codes, Quantiser
 from torchbft.tensors.compression.selector import ChunkTopK
+from torchbft.tensors.layout import StateLayout
 from torchbft.tensors.state_root import tensor_view
+from torchbft.tensors.update import Update
 
 MAGIC = b"TBUP"
 VERSION = 1
-HEADER = struct.Struct("<4sBBBBIIQQQ")
+HEADER = struct.Struct("<4sBBBBIIQQQQ")
 DENSE, SPARSE = 0, 1
 
 _NUMPY = {
@@ -70,16 +71,15 @@ def preamble(selector: ChunkTopK | None, quantiser: Quantiser) -> tuple[int, ...
     return VERSION, SPARSE, quantiser.ident, 0, selector.chunk, selector.k
 
 
-def join(preamble: tuple[int, ...], parameters: bytes, floats_B: Tensor, ints_I: Tensor) -> bytes:
-    """The payload of a parameter section and raw buffers (float32 B, int64 I)."""
-    buffers = (tensor_view(floats_B), tensor_view(ints_I))
+def join(preamble: tuple[int, ...], parameters: bytes, update: Update) -> bytes:
+    """The payload of an update whose parameter section is written already."""
+    buffers = (tensor_view(update.float_buffers_B), tensor_view(update.int_buffers_I))
     lengths = (len(parameters), buffers[0].nbytes, buffers[1].nbytes)
-    return b"".join((HEADER.pack(MAGIC, *preamble, *lengths), parameters, *buffers))
+    header = HEADER.pack(MAGIC, *preamble, len(update.parameters_D), *lengths)
+    return b"".join((header, parameters, *buffers))
 
 
-def split(
-    payload: memoryview, expected: tuple[int, ...], float_count: int, int_count: int
-) -> Sections:
+def split(payload: memoryview, expected: tuple[int, ...], layout: StateLayout) -> Sections:
     """Cut a payload after checking its header. Raises DecodeError."""
     if payload.nbytes < HEADER.size:
         raise DecodeError(f"a payload of {payload.nbytes} bytes has no header")
@@ -88,15 +88,16 @@ def split(
         raise DecodeError("not a payload: wrong magic")
     if tuple(fields[:6]) != expected:
         raise DecodeError(f"header {fields[:6]} where this run's codec writes {list(expected)}")
-    parameters, floats, ints = fields[6:]
-    if floats != 4 * float_count or ints != 8 * int_count:
+    size, parameters, floats, ints = fields[6:]
+    if size != layout.parameter_count:
+        raise DecodeError(f"wrong shape: {size} parameters, not {layout.parameter_count}")
+    if floats != 4 * layout.float_buffer_count or ints != 8 * layout.int_buffer_count:
         raise DecodeError(f"wrong shape: {floats} and {ints} bytes of buffers")
     if HEADER.size + parameters + floats + ints != payload.nbytes:
         raise DecodeError(f"sections do not add up to the payload's {payload.nbytes} bytes")
     end = HEADER.size + parameters
-    return Sections(
-        payload[HEADER.size : end], payload[end : end + floats], payload[end + floats :]
-    )
+    floats_end = end + floats
+    return Sections(payload[HEADER.size : end], payload[end:floats_end], payload[floats_end:])
 
 
 def read(section: memoryview, dtype: torch.dtype) -> Tensor:
