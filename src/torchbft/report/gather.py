@@ -328,7 +328,7 @@ class Follower:
             peer = self.view.peers.setdefault(folder.name, PeerView(folder.name))
             for record in self._appended(folder / "trace.jsonl"):
                 peer.add(record)
-            peer.status = _read_status(folder / "status.json") or peer.status
+            peer.status = read_status(folder / "status.json") or peer.status
         return self.view
 
     def _read_spec(self) -> None:
@@ -363,7 +363,8 @@ class Follower:
                 continue
 
 
-def _read_status(path: Path) -> PeerStatus | None:
+def read_status(path: Path) -> PeerStatus | None:
+    """A node's own word on what it does, or None where there is none."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=PeerStatus)
     except (OSError, msgspec.DecodeError):

@@ -1,0 +1,272 @@
+"""``torchbft doctor``: what would keep this member from taking part, before it matters."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from torchbft.cli.init import KEYS, own_name, read_keys
+from torchbft.cli.output import ExitCode, Json, emit, stop
+from torchbft.primitives.errors import ConfigError, CorruptLogError, TorchbftError
+from torchbft.primitives.runspec import Member, RunSpec, load_run
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+CONNECT_SECONDS = 2.0
+"""A handshake round the globe takes a third of a second."""
+CLOCK_TOLERANCE = 60.0
+"""Seconds; agreement never reads a clock, but times in traces should compare."""
+MIN_FREE_BYTES = 1 << 30
+"""Payloads, checkpoints and logs of a small run; a larger one needs its payload × n × rounds."""
+PACKAGES = ("torchbft", "torch", "numpy", "msgspec", "pynacl", "cryptography", "safetensors")
+LOGS = ("blocks.log", "votes.log", "statements.log")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: ``state`` is ok, warn or fail."""
+
+    check: str
+    state: str
+    detail: str
+    hint: str = ""
+
+
+def doctor(
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML")] = Path("run.toml"),
+    name: Annotated[str, typer.Option(help="Which member, if the folder has several.")] = "",
+    task: Annotated[str, typer.Option(help="Compare this task with the run file's.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Look for whatever would keep this member from taking part in a run.
+
+    Run file and its signatures, keys, own port, reachability of the others, clock, versions,
+    disk, logs of an earlier start. Ends with 1 if something fails; a warning does not.
+
+    Example: torchbft doctor run.toml --name clinic-c
+    """
+    findings = list(examine(run_file, name, task))
+    lines = [f"{f.state:4}  {f.check}: {f.detail}" + (f"\n      hint: {f.hint}" if f.hint else "")
+             for f in findings]  # fmt: skip
+    failed = any(finding.state == FAIL for finding in findings)
+    emit({"ok": not failed, "findings": findings}, as_json=as_json, text="\n".join(lines))
+    if failed:
+        raise stop(ExitCode.CHECK_FAILED)
+
+
+def examine(run_file: Path, name: str = "", task: str = "") -> Iterator[Finding]:
+    """All findings, in the order in which a start would meet them."""
+    try:
+        run = load_run(run_file)
+    except ConfigError as error:
+        yield _failed("run file", error)
+        yield from _machine(run_file.parent)
+        return
+    yield Finding("run file", OK, f"{run.name!r}, id {run.run_id.hex()[:16]}…")
+    yield _tried("signatures", lambda: _signatures(run))
+    yield _tried("rule", lambda: _rule(run))
+    others = run.members
+    try:
+        me = run.member(own_name(run_file, name))
+    except ConfigError as error:
+        yield _failed("roster", error)
+    else:
+        others = tuple(member for member in run.members if member.name != me.name)
+        yield from _own(me, run_file.parent / "peers" / me.name)
+    if task:
+        yield _tried("task", lambda: _task(run, task))
+    yield from reachability(others)
+    yield from _machine(run_file.parent)
+
+
+def _own(me: Member, folder: Path) -> Iterator[Finding]:
+    """What concerns this member alone."""
+    yield _tried("keys", lambda: _keys(folder, me))
+    yield _own_port(me, folder)
+    yield from _logs(folder)
+
+
+def _failed(check: str, error: TorchbftError) -> Finding:
+    return Finding(check, FAIL, str(error), error.hint)
+
+
+def _tried(check: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(check, OK, look())
+    except TorchbftError as error:
+        return _failed(check, error)
+
+
+def _signatures(run: RunSpec) -> str:
+    run.check_signed()
+    return f"{len(run.countersigned_by())} of {len(run.members)} members signed this content"
+
+
+def _rule(run: RunSpec) -> str:
+    from torchbft.tensors.recipe import Recipe
+
+    Recipe.of(run)
+    faults = run.contributor_faults
+    return f"{run.aggregation.rule} holds for {run.m_min} contributions with f={faults.f}"
+
+
+def _keys(folder: Path, me: Member) -> str:
+    keys = read_keys(folder, me.name)
+    for purpose, key, listed in (
+        ("identity", keys.identity, me.identity),
+        ("voting", keys.voting, me.voting),
+    ):
+        if key.public.hex() != listed:
+            raise ConfigError(
+                f"the {purpose} key of {me.name!r} is not the one in the run file",
+                where=str(folder / f"{purpose}.key"),
+                hint="use the keys that were admitted, or ask to be admitted again",
+            )
+    modes = {path.stat().st_mode & 0o777 for path in (folder / f"{key}.key" for key in KEYS)
+             if path.exists()}  # fmt: skip
+    if modes != {0o600}:
+        raise ConfigError(
+            f"key files have modes {', '.join(sorted(map(oct, modes)))}",
+            where=str(folder),
+            hint=f"chmod 600 {folder}/*.key",
+        )
+    return f"those of {me.name!r}, readable by their owner alone"
+
+
+def _task(run: RunSpec, task: str) -> str:
+    from torchbft.pytorch.task import load_task, start_state
+
+    start = start_state(load_task(task, run.task.digest), run).root().hex()
+    if run.task.start_root and start != run.task.start_root:
+        raise ConfigError(
+            f"it starts at root {start[:16]}…, the run file names {run.task.start_root[:16]}…",
+            where=task,
+            hint="another torch version may draw other start values; compare versions",
+        )
+    return "source and start state are those of the run file"
+
+
+def _own_port(me: Member, folder: Path) -> Finding:
+    """Whether this member can listen where the roster says it does."""
+    check = f"port {me.port}"
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    try:
+        with socket.create_server(
+            ("", me.port), family=family, dualstack_ipv6=family == socket.AF_INET6
+        ):
+            return Finding(check, OK, "is free")
+    except OSError as error:
+        if _runs(folder):
+            return Finding(check, OK, "is held by this member's own node, which is running")
+        hint = f"see who holds it (ss -ltnp 'sport = :{me.port}'), or be admitted with another port"
+        return Finding(check, FAIL, f"cannot be listened on ({error.strerror})", hint)
+
+
+def _runs(folder: Path) -> bool:
+    from torchbft.report.gather import read_status
+
+    status = read_status(folder / "status.json")
+    try:
+        os.kill(status.pid if status and status.pid > 0 else -1 << 30, 0)
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _logs(folder: Path) -> Iterator[Finding]:
+    """Logs of an earlier start: a damaged one would stop the node."""
+    from torchbft.node.storage.log import read_log
+
+    for path in (folder / name for name in LOGS):
+        if not path.exists():
+            continue
+        try:
+            count = sum(1 for _ in read_log(path, strict=False))
+            yield Finding(path.name, OK, f"{count} records")
+        except CorruptLogError as error:
+            yield _failed(path.name, error)
+
+
+def reachability(others: tuple[Member, ...]) -> list[Finding]:
+    """One connection to each other member, all at once."""
+    if not others:
+        return []
+    with ThreadPoolExecutor(max_workers=len(others)) as pool:
+        return list(pool.map(_reach, others))
+
+
+def _reach(member: Member) -> Finding:
+    check, place = f"reach {member.name}", f"{member.host}:{member.port}"
+    try:
+        with socket.create_connection((member.host, member.port), timeout=CONNECT_SECONDS):
+            return Finding(check, OK, f"{place} answers")
+    except ConnectionRefusedError:
+        return Finding(check, WARN, f"{place} is there but nothing listens: not started yet?")
+    except socket.gaierror:
+        return Finding(check, FAIL, f"the name {member.host!r} is unknown", "correct the host")
+    except OSError as error:
+        why = "no answer" if isinstance(error, TimeoutError) else error.strerror
+        hint = "open the port in the firewall, or correct host and port in the run file"
+        return Finding(check, FAIL, f"{place}: {why} within {CONNECT_SECONDS:g} s", hint)
+
+
+def _machine(folder: Path) -> Iterator[Finding]:
+    yield clock(folder, time.time())
+    yield _versions()
+    free = shutil.disk_usage(folder).free
+    detail = f"{free / 2**30:.1f} GiB free"
+    short = "free some space: a full disk stops this member, not the others"
+    state = OK if free >= MIN_FREE_BYTES else FAIL
+    yield Finding("disk", state, detail, "" if state == OK else short)
+
+
+def clock(folder: Path, now: float) -> Finding:
+    """Whether the clock lags behind what was written already, here or by other members.
+
+    Traces carry the writers' UNIX time, and files theirs; none can lie in the future.
+    """
+    from torchbft.report.gather import gather
+
+    times = [path.stat().st_mtime for path in folder.glob("*.toml")]
+    times += [path.stat().st_mtime for path in folder.glob("peers/*/*.key")]
+    if (folder / "peers").is_dir() or times:
+        view = gather(folder)
+        times += [peer.last_at for peer in view.peers.values()]
+    ahead = max(times, default=now) - now
+    if ahead > CLOCK_TOLERANCE:
+        return Finding(
+            "clock",
+            FAIL,
+            f"is {ahead:.0f} s behind the newest file of this run",
+            "set it (timedatectl set-ntp true); agreement does not need it, reports do",
+        )
+    return Finding("clock", OK, time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now)))
+
+
+def _versions() -> Finding:
+    found = {name: _version(name) for name in PACKAGES}
+    missing = [name for name, version in found.items() if not version]
+    text = f"python {sys.version.split()[0]}, " + ", ".join(
+        f"{name} {version}" for name, version in found.items() if version
+    )
+    if missing:
+        hint = "install the package again: pip install torchbft"
+        return Finding("versions", FAIL, f"missing: {', '.join(missing)}", hint)
+    return Finding("versions", OK, text)
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

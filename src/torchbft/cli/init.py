@@ -1,0 +1,172 @@
+"""``torchbft init``: a member's keys, and a run file if there is none yet."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import tomli_w
+import typer
+
+from torchbft.cli.output import Json, emit, say
+from torchbft.primitives.errors import ConfigError
+from torchbft.primitives.ids import parse_peer_id
+from torchbft.primitives.keys import SigningKey, load_key, save_key
+from torchbft.primitives.runspec import (
+    Data,
+    Member,
+    RunSpec,
+    Task,
+    Training,
+    dump_run,
+    load_run,
+    new_member,
+)
+
+KEYS = ("identity", "voting", "secret")
+"""Who I am; what I vote with in this epoch; what my salts and beacon shares derive from."""
+DEFAULT_PORT = 7700
+
+
+@dataclass(frozen=True, slots=True)
+class OwnKeys:
+    """One member's keys as they lie in ``peers/NAME/``."""
+
+    name: str
+    identity: SigningKey
+    voting: SigningKey
+
+
+def init(
+    name: Annotated[str, typer.Option(help="This member's name: a-z, 0-9 and '-'.")],
+    run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML")] = Path("run.toml"),
+    host: Annotated[str, typer.Option(help="Where others reach this member.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65_535)] = DEFAULT_PORT,
+    title: Annotated[str, typer.Option(help="Name of a new run.")] = "run",
+    task: Annotated[
+        str, typer.Option(help="file.py:Class, or a shipped task; fixes code, data and start.")
+    ] = "",
+    private: Annotated[bool, typer.Option("--private", help="Each its own shard.")] = False,
+    rounds: Annotated[int, typer.Option(help="Rounds of a new run.", min=1)] = 40,
+    inner_steps: Annotated[int, typer.Option(help="H: inner steps a round.", min=1)] = 20,
+    as_json: Json = False,
+) -> None:
+    """Make this member's keys and, where there is none, a run file with it as first member.
+
+    Keys go to peers/NAME/ beside the run file, readable by their owner alone; those that are
+    there already are used. To get into a run file that exists, go on with: torchbft request.
+
+    Example: torchbft init --name clinic-c --host clinic-c.example.org --task task.py:Digits
+    """
+    parse_peer_id(name)
+    folder = run_file.parent / "peers" / name
+    keys = make_keys(folder, name)
+    member = new_member(name, keys.identity, keys.voting, host=host, port=port)
+    write_whole(folder / "member.toml", tomli_w.dumps(msgspec.to_builtins(member)))
+    created = not run_file.exists()
+    if created:
+        training = Training(rounds=rounds, inner_steps=inner_steps)
+        run = _new_run(member, title, training, task, "private" if private else "assigned")
+        run = run.signed(name, keys.identity)
+        write_whole(run_file, dump_run(run))
+        say(f"wrote {run_file}; give it to the others: torchbft request {run_file}")
+    else:
+        run = load_run(run_file)
+        say(f"{run_file} is there; to be admitted to it: torchbft request {run_file}")
+    data = {
+        "name": name,
+        "identity": member.identity,
+        "keys": str(folder),
+        "run_file": str(run_file),
+        "run_id": run.run_id.hex(),
+        "created_run": created,
+    }
+    emit(data, as_json=as_json, text=f"{name} {member.identity}")
+
+
+def _new_run(
+    member: Member,
+    title: str,
+    training: Training,
+    task: str,
+    mode: Literal["assigned", "private"],
+) -> RunSpec:
+    run = RunSpec(
+        name=title,
+        seed=secrets.token_hex(32),
+        members=(member,),
+        data=Data(mode=mode),
+        training=training,
+    )
+    run.check()
+    if not task:
+        say("note: without --task the run file fixes neither code nor data, so nobody can replay")
+        return run
+    return with_task(run, task)
+
+
+def with_task(run: RunSpec, task: str) -> RunSpec:
+    """The run file with a task's source digest, start root and data set filled in."""
+    from torchbft.pytorch.data import dataset_digest
+    from torchbft.pytorch.task import load_task, source_digest, start_state
+
+    made = load_task(task)
+    fixed = Task(
+        name=task.rpartition(":")[2],
+        digest=source_digest(made),
+        start_root=start_state(made, run).root().hex(),
+    )
+    data: dict[str, Any] = {"mode": run.data.mode}
+    if run.data.mode == "assigned":
+        data |= {"samples": len(made.train_set), "digest": dataset_digest(made.train_set)}
+    return msgspec.structs.replace(run, task=fixed, data=Data(**data))
+
+
+def make_keys(folder: Path, name: str) -> OwnKeys:
+    """Make what is missing of a member's keys; mode 0600, never overwritten."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for purpose in KEYS:
+        path = folder / f"{purpose}.key"
+        if not path.exists():
+            save_key(path, SigningKey.generate())
+    return read_keys(folder, name)
+
+
+def read_keys(folder: Path, name: str) -> OwnKeys:
+    """A member's keys. Raises ConfigError if one is missing or open to others."""
+    return OwnKeys(name, load_key(folder / "identity.key"), load_key(folder / "voting.key"))
+
+
+def own_name(run_file: Path, name: str = "") -> str:
+    """Which member this is: ``name``, or the only one whose keys are in this folder."""
+    if name:
+        return name
+    found = sorted(path.parent.name for path in run_file.parent.glob("peers/*/identity.key"))
+    if len(found) == 1:
+        return found[0]
+    raise ConfigError(
+        f"holds the keys of {', '.join(found)}" if found else "holds no member's keys",
+        where=str(run_file.parent / "peers"),
+        hint="say which with --name" if found else "make them: torchbft init --name NAME",
+    )
+
+
+def own_keys(run_file: Path, name: str = "") -> OwnKeys:
+    """The keys of this folder's member."""
+    name = own_name(run_file, name)
+    return read_keys(run_file.parent / "peers" / name, name)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole under its name, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(path.name + ".part")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
