@@ -63,9 +63,10 @@ class Begin(wire.Wire, frozen=True, tag="begin"):
 
 
 class Open(wire.Wire, frozen=True, tag="open"):
-    """Node to trainer: train this round. Blobs: agreed state; positions as int64."""
+    """Node to trainer: train this round. Blobs: agreed state; positions (int64) if assigned."""
 
     round: wire.Count
+    assigned: bool
     peers: tuple[wire.Name, ...]
 
 

@@ -1,0 +1,1 @@
+"""Sockets between members: one authenticated port, control messages and payloads apart."""
