@@ -47,6 +47,7 @@ from torchbft.protocols.round.state import (
     Phase,
     RoundState,
     Seat,
+    SignedRoot,
     Slot,
     Verdict,
     changed,
@@ -145,6 +146,7 @@ def _take(state: LedgerState, tx: bytes) -> tuple[LedgerState, TxResult, list[Ev
     target = state.round_of(statement.round)
     if isinstance(statement, RootCertificate) and target is not None:
         state = _put(state, changed(target, root=statement.root))
+        state = changed(state, signed=SignedRoot(statement.round, statement.root))
         number = RoundNumber(statement.round)
         return state, TxResult(), [RootSigned(number, statement.root)]
     if isinstance(statement, VoidVote) and target is not None:

@@ -234,6 +234,13 @@ class GenesisConfig(Wire, frozen=True):
         return None if self.rounds else "a run of no rounds"
 
 
+class SignedRoot(Wire, frozen=True):
+    """The newest agreed state whose root a quorum signed on the ledger."""
+
+    round: Count
+    root: Bytes32
+
+
 class LedgerState(Wire, frozen=True):
     """Everything that the reader knows. ``current`` is the round opened last."""
 
@@ -250,6 +257,8 @@ class LedgerState(Wire, frozen=True):
     cursor: Cursor
     requeue: tuple[Share, ...]
     void_streak: Count
+    signed: SignedRoot | None
+    """None until the first root is signed: the start state counts."""
 
     def digest(self) -> bytes:
         """The application hash of this state."""
@@ -357,7 +366,18 @@ def genesis_state(genesis: GenesisConfig) -> LedgerState:
     waiting = RoundState(0, 0, seats_of(members), genesis.f, genesis.m_min, (), ())
     cursor = Cursor(pass_key(first, genesis.run_id, 0), 0, 0)
     return LedgerState(
-        genesis, Phase.READY, 0, members, waiting, None, (), (first, second, b""), cursor, (), 0
+        genesis,
+        Phase.READY,
+        0,
+        members,
+        waiting,
+        None,
+        (),
+        (first, second, b""),
+        cursor,
+        (),
+        0,
+        None,
     )
 
 

@@ -1,0 +1,131 @@
+"""This peer's own signed statements: one per slot for ever, durable before sent, resent unchanged.
+
+Restarts hand back the log ``statements``: own transactions, and items of others that an own closing
+lists (an honest closing must come true, so its items may not be lost with this peer's memory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torchbft.primitives.effects import Effect, Persist
+from torchbft.primitives.errors import CorruptLogError, DecodeError
+from torchbft.primitives.ids import PeerId
+from torchbft.primitives.keys import SigningKey
+from torchbft.protocols.round.admissible import EvidenceChecks, admissible
+from torchbft.protocols.round.interface import Submit
+from torchbft.protocols.round.messages import Parsed, RootVote, Statement, parse, sign, slot_of
+from torchbft.protocols.round.state import LedgerState
+
+LOG = "statements"
+
+ROUNDS_KEPT = 3
+"""Previous, current and next: nothing older is admissible."""
+
+
+class Statements:
+    """Signs, keeps and resends. Effects come back to be carried out in order."""
+
+    def __init__(
+        self,
+        me: PeerId,
+        key: SigningKey,
+        records: Sequence[bytes],
+        checks: EvidenceChecks,
+        resend: float,
+    ) -> None:
+        self._me, self._key, self._checks, self._resend = me, key, checks, resend
+        self._own: dict[tuple[int, str], bytes] = {}
+        self._relayed: dict[bytes, None] = {}
+        self._sent: dict[bytes, float] = {}
+        self._held_back: set[tuple[int, str]] = set()
+        for index, record in enumerate(records):
+            self._remember(_read(record, index), record)
+
+    def _remember(self, parsed: Parsed, tx: bytes) -> None:
+        statement = parsed.statement
+        if statement.author == self._me:
+            self._own.setdefault((statement.round, parsed.slot), tx)
+        else:
+            self._relayed[tx] = None
+
+    def own(self, number: int, slot: str) -> bytes | None:
+        """The transaction that this peer signed for a slot, if it did."""
+        return self._own.get((number, slot))
+
+    def statement(self, number: int, slot: str) -> Statement | None:
+        tx = self.own(number, slot)
+        return parse(tx).statement if tx is not None else None
+
+    def make(self, statement: Statement) -> list[Effect]:
+        """Sign and persist, unless the slot is taken: then what was signed for it stands."""
+        place = (statement.round, slot_of(statement))
+        if place in self._own:
+            return []
+        tx = sign(statement, self._key)
+        self._own[place] = tx
+        return [Persist(LOG, tx)]
+
+    def relay(self, tx: bytes) -> list[Effect]:
+        """Take over another author's item, durably, to resend it like an own one."""
+        if tx in self._relayed:
+            return []
+        self._relayed[tx] = None
+        return [Persist(LOG, tx)]
+
+    def hold_back(self, number: int, slot: str, *, held: bool) -> None:
+        """Keep a signed statement from being sent, or no longer."""
+        if held:
+            self._held_back.add((number, slot))
+        else:
+            self._held_back.discard((number, slot))
+
+    def due(self, state: LedgerState, now: float) -> tuple[list[Effect], float | None]:
+        """Submissions due now, and when the next one is. Final or too late ones are left out."""
+        effects: list[Effect] = []
+        soonest: float | None = None
+        for tx in self._pending(state):
+            again = self._sent.get(tx, now)
+            if again <= now:
+                effects.append(Submit(tx))
+                again = self._sent[tx] = now + self._resend
+            soonest = again if soonest is None else min(soonest, again)
+        return effects, soonest
+
+    def _pending(self, state: LedgerState) -> list[bytes]:
+        own = [tx for place, tx in self._own.items() if self._sendable(place, tx, state)]
+        return [tx for tx in (*self._relayed, *own) if admissible(tx, state, self._checks) is None]
+
+    def _sendable(self, place: tuple[int, str], tx: bytes, state: LedgerState) -> bool:
+        if place in self._held_back or isinstance(parse(tx).statement, RootVote):
+            return False
+        known = state.round_of(place[0])
+        return place[1] != "open" or (known is not None and known.reached_open)
+
+    def forget(self, current: int) -> None:
+        """Drop from memory what no ledger takes any more; the log keeps it."""
+        oldest = current + 2 - ROUNDS_KEPT
+        self._own = {p: tx for p, tx in self._own.items() if p[0] >= oldest}
+        self._relayed = {tx: None for tx in self._relayed if parse(tx).statement.round >= oldest}
+        kept = {*self._relayed, *self._own.values()}
+        self._sent = {tx: at for tx, at in self._sent.items() if tx in kept}
+        self._held_back = {place for place in self._held_back if place[0] >= oldest}
+
+    def foreign(self, state: LedgerState) -> str | None:
+        """A slot on the ledger that holds a statement of ours which our log does not: the log was
+        lost, or this key signs elsewhere too."""
+        for known in (state.previous, state.current):
+            for slot in known.slots if known is not None else ():
+                if slot.author != self._me or known is None:
+                    continue
+                tx = self._own.get((known.number, slot.kind))
+                if tx is None or any(parse(tx).body != parse(x).body for x in slot.txs):
+                    return f"{slot.kind} of round {known.number}"
+        return None
+
+
+def _read(record: bytes, index: int) -> Parsed:
+    try:
+        return parse(record)
+    except DecodeError as error:
+        raise CorruptLogError(error.what, where=f"log {LOG}", offset=index) from None
