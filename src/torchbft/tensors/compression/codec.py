@@ -109,7 +109,8 @@ class Codec:
             return wire.write_dense(codes, size), self._dense(codes, size)
         values_RW, indices_RW = self.selector.select(values_D)
         codes = self.quantiser.codes(values_RW)
-        said_RW = self.quantiser.values(codes)
+        # A row that is not finite is NaN throughout, also where it is filled up with zeros.
+        said_RW = torch.where(values_RW == 0, 0.0, self.quantiser.values(codes))
         section = wire.write_sparse(codes, indices_RW, said_RW != 0)
         return section, self.selector.scatter(said_RW, indices_RW, size)
 
