@@ -710,7 +710,7 @@ class LedgerMachine:
             if state.wanted is not None:
                 self._want(state.wanted)
         status = Status(state.height)
-        for peer in {*self._early.senders(), *self._next_peers()}:
+        for peer in dict.fromkeys([*self._early.senders(), *self._next_peers()]):
             self._send(peer, status)
         self._ticks += 1
         self._schedule_tick()

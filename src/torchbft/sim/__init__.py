@@ -1,0 +1,1 @@
+"""The host in one process: virtual clock, network, disk and faults, all from one seed."""
