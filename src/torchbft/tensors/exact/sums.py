@@ -120,7 +120,7 @@ class Mixer:
         m, n = mixing_MN.shape
         column_N, chosen_MN = mixing_MN.amax(0), mixing_MN != 0
         dense = int(chosen_MN.sum()) > 2 * m
-        self._by_product = dense and torch.equal(mixing_MN, chosen_MN * column_N)
+        self.by_product = dense and torch.equal(mixing_MN, chosen_MN * column_N)
         self._rows = mixing_MN.tolist()
         self._column_N1 = column_N[:, None].to(device)
         self._chosen_MN = chosen_MN.to(device, torch.float64)
@@ -132,7 +132,7 @@ class Mixer:
         """Return the float64 mixture (M, B); it is overwritten by the next call."""
         width = block_NB.shape[1]
         mixed_MB = self._mixed_MB[:, :width]
-        if not self._by_product:
+        if not self.by_product:
             for mixed_B, weights_N in zip(mixed_MB, self._rows, strict=True):
                 mixed_B.copy_(_weighted_block(weights_N, block_NB))
             return mixed_MB
