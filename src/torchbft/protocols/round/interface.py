@@ -64,6 +64,13 @@ class StateAdvanced:
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """Evidence from outside the round's own statements (a double vote), to go on the ledger."""
+
+    evidence: Evidence
+
+
+@dataclass(frozen=True, slots=True)
 class Heard:
     """A transaction came over the control channel."""
 
@@ -97,6 +104,7 @@ Input = (
     | PayloadStored
     | PayloadRefused
     | StateAdvanced
+    | Found
     | Heard
     | Received
     | PreferVoid

@@ -47,6 +47,7 @@ from torchbft.protocols.round.interface import (
     DropRound,
     FetchPayload,
     Finished,
+    Found,
     Halt,
     Heard,
     Input,
@@ -206,6 +207,9 @@ class RoundMachine:
                 self._seen.setdefault((event.round, "payload", event.author), now)
             case StateAdvanced():
                 self._applied = event
+            case Found():
+                number = self._application.state.current.number
+                return self._own.make(m.EvidenceTx(*self._head(number), event.evidence))
             case Heard():
                 self._hear(event.tx, now)
             case Received():
