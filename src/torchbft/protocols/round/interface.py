@@ -139,6 +139,8 @@ class OfferPayload:
     round: Round
     payload_root: bytes
     length: int
+    to: tuple[PeerId, ...] = ()
+    """Only to these; empty: to all. An honest peer's machine leaves it empty."""
 
 
 @dataclass(frozen=True, slots=True)
