@@ -10,14 +10,11 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
 from torchbft.primitives.faults import FaultModel
+from torchbft.report.findings import Verdict
 from torchbft.report.gather import VOID, Cell, RoundCost, RunView
 from torchbft.report.words import PROOF, look, percent, seconds, size, span
-
-if TYPE_CHECKING:
-    from torchbft.report.verify import Verdict
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "") -> str:

@@ -10,16 +10,13 @@ import statistics
 from datetime import UTC, datetime
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING
 
 from torchbft import __version__
 from torchbft.report.answers import cost, liars, paragraph, refusals, table, threshold
 from torchbft.report.chart import Series, line_chart, stacked_bars
+from torchbft.report.findings import Verdict
 from torchbft.report.gather import Cell, RoundCost, RunView
 from torchbft.report.words import LEGEND, look, percent, seconds, sentence, size
-
-if TYPE_CHECKING:
-    from torchbft.report.verify import Verdict
 
 MAX_MATRIX_ROUNDS = 400
 """Columns of the matrix; the page of a longer run shows the last ones and says so."""

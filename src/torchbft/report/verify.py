@@ -1,25 +1,75 @@
-"""The offline verifier."""
+"""The offline verifier: proves a run's log from the run file alone, trusting no peer.
+
+1. The run file's signatures; its digest is the run that everything else must name.
+2. Every byte of every log (records are chained), every vote and statement by its signature.
+3. Every block by its certificate of n − f votes, the chain of digests, and that all logs agree.
+4. The rounds, read again from the blocks by the same pure reader: accepted sets, outcomes,
+   evidence, application hashes.
+5. Every payload by its root, and every model: aggregated again from the start state, each root
+   must be the one that n − f validators signed.
+
+What it cannot show: that a log that ends cleanly was not cut off at its end, if no other log is
+longer; and that somebody's data or computation was honest (docs/guarantees.md).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from pathlib import Path
+
+from torchbft.node.model import START
+from torchbft.primitives.errors import ConfigError, PreconditionError
+from torchbft.primitives.runspec import RunSpec, load_run
+from torchbft.protocols.peer import validators_of
+from torchbft.report.findings import Findings, MemberResult, Problem, Verdict, VerifiedRound
+from torchbft.report.logs import check_payloads, check_statements, check_votes, log_records
+from torchbft.report.replay import Chain, Models, Replay
+from torchbft.tensors.recipe import Recipe
+
+__all__ = ["MemberResult", "Problem", "Verdict", "VerifiedRound", "verify"]
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What is wrong, and the file (and byte, block or round) where."""
+def verify(run_dir: Path) -> Verdict:
+    """Check everything under a run folder. Never raises for what it finds there."""
+    findings = Findings()
+    try:
+        run = load_run(run_dir / "run.toml")
+        run.check_signed()
+        recipe = Recipe.of(run)
+    except (ConfigError, PreconditionError) as error:
+        findings.problem(error.where or str(run_dir / "run.toml"), error.what)
+        return _verdict(findings, None, set())
+    findings.count("run file signatures", len(run.countersigned_by()))
+    replay = _checked(run_dir, run, recipe, findings)
+    return _verdict(findings, replay, replay.convicted)
 
-    where: str
-    what: str
+
+def _checked(run_dir: Path, run: RunSpec, recipe: Recipe, findings: Findings) -> Replay:
+    validators = validators_of(run)
+    chain = Chain(run.run_id, validators, findings)
+    folders = [path for path in sorted((run_dir / "peers").glob("*/")) if path.is_dir()]
+    payloads: dict[bytes, Path] = {}
+    for folder in folders:
+        chain.timeouts += check_votes(folder / "votes.log", run, validators, findings)
+        check_statements(folder / "statements.log", run, findings)
+        payloads |= check_payloads(folder / "payloads", findings)
+    for folder in folders:
+        chain.add(list(log_records(folder / "blocks.log", findings)))
+    if not chain.blocks:
+        findings.problem(str(run_dir / "peers"), "no log holds a finalized block")
+    checkpoints = [folder / "checkpoints" for folder in folders]
+    models = Models(run, recipe, payloads, checkpoints, findings)
+    models.begin([path for folder in folders for path in _starts(folder)])
+    replay = Replay(run, validators, models, findings, convicted=set(chain.convicted))
+    replay.through(chain)
+    return replay
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The verifier's answer: what was checked, how often, and what did not hold."""
+def _starts(folder: Path) -> list[Path]:
+    return [path for path in (folder / START, folder / "checkpoints" / START) if path.exists()]
 
-    checked: dict[str, int]
-    problems: tuple[Problem, ...] = ()
 
-    @property
-    def ok(self) -> bool:
-        return not self.problems
+def _verdict(findings: Findings, replay: Replay | None, convicted: set[str]) -> Verdict:
+    rounds = tuple(replay.rounds[number] for number in sorted(replay.rounds)) if replay else ()
+    return Verdict(
+        dict(findings.checked), tuple(findings.problems), rounds, tuple(sorted(convicted))
+    )

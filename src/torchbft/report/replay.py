@@ -1,0 +1,324 @@
+"""Replays a run from its logs: the chain, the rounds, and the model of every signed root.
+
+Trusts nobody: blocks count by their certificates, statements by their signatures, payloads by the
+roots on the ledger, and the model by aggregating it again from the start state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchbft.node.model import START
+from torchbft.node.storage.checkpoints import Checkpoints
+from torchbft.primitives.errors import DecodeError, StorageError, TorchbftError
+from torchbft.primitives.evidence import Evidence, Fault
+from torchbft.primitives.ids import Height, PeerId, Round
+from torchbft.primitives.runspec import RunSpec
+from torchbft.protocols.ledger.certificates import (
+    ValidatorSet,
+    check_double_vote,
+    convict,
+    verify_finalized,
+)
+from torchbft.protocols.ledger.messages import (
+    FinalizedBlock,
+    TimeoutCertificate,
+    block_digest,
+    decode_finalized,
+)
+from torchbft.protocols.peer import application_of
+from torchbft.protocols.round.admissible import check_equivocation
+from torchbft.protocols.round.events import Convicted, RootSigned, RoundFixed, RoundVoid
+from torchbft.protocols.round.outcomes import check_bad_opening, check_malformed
+from torchbft.protocols.round.state import Accepted, RoundState
+from torchbft.report.findings import Findings, MemberResult, VerifiedRound
+from torchbft.report.logs import LogRecord, wrong_transaction
+from torchbft.tensors.advance import LedgerFields, advance
+from torchbft.tensors.recipe import Recipe
+from torchbft.tensors.state import AgreedState
+
+
+@dataclass(slots=True)
+class Chain:
+    """The blocks of all logs together: one per height, or a conflict."""
+
+    run_id: bytes
+    validators: ValidatorSet
+    findings: Findings
+    timeouts: list[TimeoutCertificate] = field(default_factory=list)
+    blocks: dict[int, FinalizedBlock] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    convicted: set[str] = field(default_factory=set)
+
+    def add(self, records: Sequence[LogRecord]) -> None:
+        """Check one peer's log of blocks and compare it with the others'."""
+        before: FinalizedBlock | None = None
+        for record in records:
+            try:
+                finalized = decode_finalized(record.data)
+            except DecodeError as error:
+                self.findings.problem(record.place, f"is no finalized block: {error.what}")
+                return
+            wrong = self._wrong(finalized, before)
+            if wrong:
+                self.findings.problem(record.place, wrong)
+                return
+            self.findings.count("certificates")
+            self.findings.count("certificate signatures", len(finalized.certificate.signers))
+            self._compare(finalized, record.place)
+            before = finalized
+
+    def _wrong(self, finalized: FinalizedBlock, before: FinalizedBlock | None) -> str | None:
+        wrong = verify_finalized(finalized, self.validators, self.run_id)
+        if wrong:
+            return f"block {finalized.block.height}: {wrong}"
+        if before is None:
+            return None
+        if finalized.block.height != before.block.height + 1:
+            return f"block {finalized.block.height} comes after block {before.block.height}"
+        follows = finalized.block.previous == block_digest(before.block)
+        return None if follows else f"block {finalized.block.height} does not follow the one before"
+
+    def _compare(self, finalized: FinalizedBlock, place: str) -> None:
+        height = finalized.block.height
+        known = self.blocks.setdefault(height, finalized)
+        self.places.setdefault(height, place)
+        if block_digest(known.block) == block_digest(finalized.block):
+            return
+        proof = convict(known, finalized, self.timeouts, self.validators, self.run_id)
+        guilty = sorted({evidence.accused for evidence in proof})
+        self.convicted.update(guilty)
+        self.findings.problem(
+            place,
+            f"block {height} differs from the one in {self.places[height]}, both certified;"
+            f" this convicts {', '.join(guilty) or 'nobody with the time-outs at hand'}",
+        )
+
+
+@dataclass(slots=True)
+class Models:
+    """The agreed states, aggregated again from the start."""
+
+    run: RunSpec
+    recipe: Recipe
+    payloads: dict[bytes, Path]
+    checkpoints: list[Path]
+    findings: Findings
+    state: AgreedState | None = None
+
+    def begin(self, starts: Sequence[Path]) -> None:
+        """Load the start state: one for all peers, and the one that the run file names."""
+        roots: dict[bytes, Path] = {}
+        for path in starts:
+            try:
+                state = AgreedState.load(path)
+            except TorchbftError as error:
+                self.findings.problem(str(path), error.what)
+                continue
+            roots.setdefault(state.root(), path)
+            self.state = self.state or state
+            self.findings.count("start states")
+        named = self.run.task.start_root
+        for root, path in roots.items():
+            if named and root.hex() != named:
+                self.findings.problem(str(path), "is not the start that the run file names")
+        if len(roots) > 1:
+            self.findings.problem(str(list(roots.values())[1]), "differs from the other starts")
+        if not starts:
+            self.findings.problem(START, "no peer kept the start state, so nothing can be redone")
+
+    def redo(self, ended: RoundState, accepted: Sequence[Accepted], signed: bytes) -> None:
+        """Aggregate a round again; its root must be the signed one."""
+        if self.state is None:
+            return
+        where = f"round {ended.number}"
+        after: AgreedState | None = None
+        try:
+            after = self._advanced(self.state, ended, accepted)
+        except StorageError as error:
+            after = self._from_checkpoint(ended.number, signed)
+            if after is None:
+                self.findings.problem(where, error.what)
+        except TorchbftError as error:
+            self.findings.problem(where, f"cannot be aggregated again: {error}")
+        self.state = after
+        if after is None:
+            return
+        if after.root() != signed:
+            self.findings.problem(
+                where,
+                f"aggregating again gives root {after.root().hex()[:16]}…,"
+                f" but a quorum signed {signed.hex()[:16]}…",
+            )
+
+    def _advanced(
+        self, before: AgreedState, ended: RoundState, accepted: Sequence[Accepted]
+    ) -> AgreedState:
+        updates = []
+        for item in accepted:
+            data = self._payload(item)
+            updates.append((PeerId(item.author), self.recipe.codec.decode(data, before.layout)))
+        after, _ = advance(
+            before,
+            updates,
+            rule=self.recipe.rule,
+            f=ended.f,
+            outer=self.recipe.outer,
+            ledger=fields_after(self.run, before, ended),
+        )
+        self.findings.count("rounds aggregated again")
+        return after
+
+    def _payload(self, item: Accepted) -> bytes:
+        path = self.payloads.get(item.payload_root)
+        if path is None:
+            raise StorageError(f"nobody kept the payload of {item.author}")
+        data = path.read_bytes()
+        if len(data) != item.payload_length:
+            raise DecodeError(f"the payload of {item.author} has another length than it opened")
+        return data
+
+    def _from_checkpoint(self, number: int, signed: bytes) -> AgreedState | None:
+        """Where payloads were collected, a kept state with the signed root does instead."""
+        for folder in self.checkpoints:
+            path = Checkpoints(folder).path(Round(number + 1))
+            try:
+                state = AgreedState.load(path)
+            except TorchbftError:
+                continue
+            if state.root() == signed:
+                self.findings.count("rounds taken from a signed checkpoint")
+                return state
+        return None
+
+
+def fields_after(run: RunSpec, before: AgreedState, ended: RoundState) -> LedgerFields:
+    """The ledger's part of the agreed state after a fixed round."""
+    agreed = ended.agreed
+    assert agreed is not None, "a fixed round has its ledger fields"
+    return LedgerFields(
+        round=ended.number + 1,
+        inner_step=before.inner_step + run.training.inner_steps,
+        pass_index=agreed.pass_index,
+        cursor=agreed.cursor,
+        membership_digest=agreed.membership_digest,
+        credit_digest=agreed.credit_digest,
+    )
+
+
+@dataclass(slots=True)
+class Replay:
+    """Feeds the chain to the application and checks what comes out."""
+
+    run: RunSpec
+    validators: ValidatorSet
+    models: Models
+    findings: Findings
+    rounds: dict[int, VerifiedRound] = field(default_factory=dict)
+    convicted: set[str] = field(default_factory=set)
+    fixed: dict[int, tuple[RoundState, tuple[Accepted, ...]]] = field(default_factory=dict)
+
+    def through(self, chain: Chain) -> None:
+        """All blocks from the first on, as far as they go without a gap."""
+        application = application_of(self.run)
+        expected = application.info().last_app_hash
+        for height in range(1, len(chain.blocks) + 1):
+            if height not in chain.blocks:
+                self.findings.problem(f"block {height}", "no log holds it, but later ones are here")
+                return
+            block, place = chain.blocks[height].block, chain.places[height]
+            if block.app_hash != expected:
+                self.findings.problem(place, f"block {height} carries a false application hash")
+                return
+            self._transactions(block.txs, place)
+            result = application.finalize_block(Height(height), block.txs)
+            application.commit()
+            expected = result.app_hash
+            self.findings.count("blocks")
+            for event in result.events:
+                self._event(event, application.state.round_of, place)
+
+    def _transactions(self, txs: Sequence[bytes], place: str) -> None:
+        for index, tx in enumerate(txs):
+            wrong = wrong_transaction(tx, self.run)
+            if wrong:
+                self.findings.problem(place, f"transaction {index} {wrong}")
+            else:
+                self.findings.count("transactions")
+
+    def _event(self, event: object, round_of: object, place: str) -> None:
+        assert callable(round_of)
+        match event:
+            case RoundFixed():
+                self._round_fixed(event, round_of(event.round), place)
+            case RoundVoid():
+                self.fixed.pop(event.round, None)
+                results = tuple(_result(o) for o in event.outcomes)
+                self.rounds[event.round] = VerifiedRound(
+                    event.round, True, event.reason, (), results
+                )
+                self._evidence(event.outcomes, round_of(event.round), place)
+            case RootSigned():
+                self._root_signed(event, place)
+            case Convicted():
+                self.convicted.add(event.peer)
+                self._convicted(event.evidence, place)
+
+    def _round_fixed(self, event: RoundFixed, ended: RoundState, place: str) -> None:
+        self.fixed[event.round] = (ended, event.accepted)
+        accepted = tuple(item.author for item in event.accepted)
+        results = tuple(_result(outcome) for outcome in event.outcomes)
+        self.rounds[event.round] = VerifiedRound(event.round, False, "", accepted, results)
+        self.findings.count("rounds")
+        self._evidence(event.outcomes, ended, place)
+
+    def _root_signed(self, event: RootSigned, place: str) -> None:
+        told, fixed = self.rounds.get(event.round), self.fixed.pop(event.round, None)
+        if told is None or fixed is None:
+            self.findings.problem(place, f"signs a root of round {event.round}, which is not fixed")
+            return
+        self.findings.count("signed roots")
+        root = event.root.hex()
+        self.rounds[event.round] = VerifiedRound(
+            told.round, told.void, told.reason, told.accepted, told.results, root
+        )
+        self.models.redo(*fixed, event.root)
+
+    def _evidence(self, outcomes: Sequence[object], ended: RoundState | None, place: str) -> None:
+        """Evidence that the ledger names must convince an outsider too."""
+        for outcome in outcomes:
+            evidence = getattr(outcome, "evidence", None)
+            if evidence is None or ended is None:
+                continue
+            if self._convinces(evidence, ended):
+                self.findings.count("evidence")
+            else:
+                self.findings.problem(place, f"evidence against {evidence.accused} does not hold")
+
+    def _convinces(self, evidence: Evidence, ended: RoundState) -> bool:
+        seat = ended.seat(evidence.accused)
+        if seat is None:
+            return False
+        if evidence.fault == Fault.MALFORMED_PAYLOAD:
+            return check_malformed(evidence, ended.seats, ended.voting.f)
+        if evidence.fault == Fault.BAD_OPENING:
+            return check_bad_opening(evidence, seat.voting)
+        return check_equivocation(evidence, seat.voting)
+
+    def _convicted(self, evidence: Evidence, place: str) -> None:
+        public = bytes.fromhex(self.run.member(evidence.accused).voting)
+        holds = check_equivocation(evidence, public) or check_double_vote(
+            evidence, public, self.run.run_id
+        )
+        if holds:
+            self.findings.count("convictions")
+        else:
+            self.findings.problem(place, f"{evidence.accused} is convicted without proof")
+
+
+def _result(outcome: object) -> MemberResult:
+    peer, kind = getattr(outcome, "peer", ""), getattr(outcome, "outcome", "")
+    reason, proof = getattr(outcome, "reason", ""), getattr(outcome, "proof", "")
+    return MemberResult(str(peer), str(kind), reason, proof)
