@@ -69,6 +69,7 @@ class Application:
         self._snapshots: dict[Height, bytes] = {}
         self._restoring: _Restoring | None = None
         self._seen: dict[bytes, None] = {}
+        self._verdicts: dict[bytes, str | None] = {}
 
     def info(self) -> Info:
         return Info(self._height, self._hash)
@@ -79,8 +80,16 @@ class Application:
             raise MisuseError("the engine was started with another genesis", where="init_chain")
         return self._hash
 
+    def refusal(self, tx: bytes) -> str | None:
+        """``admissible`` against the committed state, remembered until the next block."""
+        if tx not in self._verdicts:
+            if len(self._verdicts) >= MAX_SEEN:
+                self._verdicts.clear()
+            self._verdicts[tx] = admissible(tx, self.state, self._checks)
+        return self._verdicts[tx]
+
     def check_tx(self, tx: bytes) -> TxResult:
-        reason = admissible(tx, self.state, self._checks)
+        reason = self.refusal(tx)
         if reason is not None:
             return TxResult(CODE_REFUSED, reason)
         self.remember(tx)
@@ -133,9 +142,8 @@ class Application:
             self._snapshots[self._height] = encode(self.state)
             for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
                 del self._snapshots[old]
-        self._seen = {
-            tx: None for tx in self._seen if admissible(tx, self.state, self._checks) is None
-        }
+        self._verdicts.clear()
+        self._seen = {tx: None for tx in self._seen if self.refusal(tx) is None}
         return self._height
 
     def query(self, path: str, data: bytes) -> bytes:
@@ -187,6 +195,7 @@ class Application:
             return False
         self._height, self._hash, self.state = restoring.snapshot.height, restoring.app_hash, state
         self._computed, self._snapshots = None, {self._height: whole}
+        self._verdicts.clear()
         return True
 
 

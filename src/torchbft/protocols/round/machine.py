@@ -27,7 +27,6 @@ from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Timing
 from torchbft.primitives.wire import WIRE_VERSION
 from torchbft.protocols.round import messages as m
-from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.deadlines import Deadlines
 from torchbft.protocols.round.events import (
@@ -117,6 +116,9 @@ class RoundConfig:
 
     me: PeerId
     timing: Timing = field(default_factory=Timing)
+    guard_log: bool = True
+    """Halt when the ledger holds a statement of this peer that its log does not. Only adversaries,
+    whose statements differ from their log on purpose, turn this off."""
 
 
 @dataclass(slots=True)
@@ -145,13 +147,13 @@ class RoundMachine:
         secret: bytes,
         application: Application,
         records: Sequence[bytes] = (),
-        checks: EvidenceChecks = OWN_CHECKS,
     ) -> None:
         if len(secret) != 32:
             raise MisuseError("a peer's secret seed is 32 bytes", where="RoundMachine")
         self._me, self._secret, self._application = config.me, secret, application
-        self._checks = checks
-        self._own = Statements(config.me, key, records, checks, RESEND_SECONDS)
+        self._own = Statements(config.me, key, records, application, RESEND_SECONDS)
+        self._checked: LedgerState | None = None
+        self._guard_log = config.guard_log
         self._deadlines = Deadlines(config.timing)
         self._span: _Span | None = None
         self._wake: float | None = None
@@ -241,7 +243,7 @@ class RoundMachine:
             if self._over:
                 return effects
             effects += step(state, now)
-        due, again = self._own.due(state, now)
+        due, again = self._own.due(now)
         self._wake_at(again)
         return [*effects, *due]
 
@@ -340,7 +342,7 @@ class RoundMachine:
 
     def _hear(self, tx: bytes, now: float) -> None:
         """Hold an admissible item of another author (6); it may have to be passed on."""
-        if admissible(tx, self._application.state, self._checks) is not None:
+        if self._application.refusal(tx) is not None:
             return
         parsed = m.parse(tx)
         place = (parsed.statement.round, parsed.slot, parsed.statement.author)
@@ -352,7 +354,10 @@ class RoundMachine:
     # --- the steps --------------------------------------------------------------------------------
 
     def _check_run(self, state: LedgerState, now: float) -> list[Effect]:
-        foreign = self._own.foreign(state)
+        if state is self._checked:
+            return []
+        self._checked = state
+        foreign = self._own.foreign() if self._guard_log else None
         if foreign is not None:
             return self._halt(
                 f"the ledger holds a statement of {self._me} that its log does not ({foreign}): "
@@ -467,7 +472,7 @@ class RoundMachine:
         if seat.name == self._me and self._own.own(state.current.number, kind) is not None:
             return b""
         for tx in self._heard.get((state.current.number, kind, seat.name), ()):
-            if admissible(tx, state, self._checks) is None:
+            if self._application.refusal(tx) is None:
                 return tx
         return None
 

@@ -12,7 +12,7 @@ from torchbft.primitives.effects import Effect, Persist
 from torchbft.primitives.errors import CorruptLogError, DecodeError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
-from torchbft.protocols.round.admissible import EvidenceChecks, admissible
+from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.interface import Submit
 from torchbft.protocols.round.messages import Parsed, RootVote, Statement, parse, sign, slot_of
 from torchbft.protocols.round.state import LedgerState
@@ -31,14 +31,15 @@ class Statements:
         me: PeerId,
         key: SigningKey,
         records: Sequence[bytes],
-        checks: EvidenceChecks,
+        application: Application,
         resend: float,
     ) -> None:
-        self._me, self._key, self._checks, self._resend = me, key, checks, resend
+        self._me, self._key, self._resend = me, key, resend
+        self._application = application
+        self._ready: tuple[LedgerState, list[bytes]] | None = None
         self._own: dict[tuple[int, str], bytes] = {}
         self._relayed: dict[bytes, None] = {}
         self._sent: dict[bytes, float] = {}
-        self._held_back: set[tuple[int, str]] = set()
         for index, record in enumerate(records):
             self._remember(_read(record, index), record)
 
@@ -63,28 +64,21 @@ class Statements:
         if place in self._own:
             return []
         tx = sign(statement, self._key)
-        self._own[place] = tx
+        self._own[place], self._ready = tx, None
         return [Persist(LOG, tx)]
 
     def relay(self, tx: bytes) -> list[Effect]:
         """Take over another author's item, durably, to resend it like an own one."""
         if tx in self._relayed:
             return []
-        self._relayed[tx] = None
+        self._relayed[tx], self._ready = None, None
         return [Persist(LOG, tx)]
 
-    def hold_back(self, number: int, slot: str, *, held: bool) -> None:
-        """Keep a signed statement from being sent, or no longer."""
-        if held:
-            self._held_back.add((number, slot))
-        else:
-            self._held_back.discard((number, slot))
-
-    def due(self, state: LedgerState, now: float) -> tuple[list[Effect], float | None]:
+    def due(self, now: float) -> tuple[list[Effect], float | None]:
         """Submissions due now, and when the next one is. Final or too late ones are left out."""
         effects: list[Effect] = []
         soonest: float | None = None
-        for tx in self._pending(state):
+        for tx in self._pending():
             again = self._sent.get(tx, now)
             if again <= now:
                 effects.append(Submit(tx))
@@ -92,12 +86,18 @@ class Statements:
             soonest = again if soonest is None else min(soonest, again)
         return effects, soonest
 
-    def _pending(self, state: LedgerState) -> list[bytes]:
-        own = [tx for place, tx in self._own.items() if self._sendable(place, tx, state)]
-        return [tx for tx in (*self._relayed, *own) if admissible(tx, state, self._checks) is None]
+    def _pending(self) -> list[bytes]:
+        """What the committed state still takes; looked up once per state and new statement."""
+        state = self._application.state
+        if self._ready is None or self._ready[0] is not state:
+            own = [tx for place, tx in self._own.items() if self._sendable(place, tx, state)]
+            refusal = self._application.refusal
+            fit = [tx for tx in (*self._relayed, *own) if refusal(tx) is None]
+            self._ready = (state, fit)
+        return self._ready[1]
 
     def _sendable(self, place: tuple[int, str], tx: bytes, state: LedgerState) -> bool:
-        if place in self._held_back or isinstance(parse(tx).statement, RootVote):
+        if isinstance(parse(tx).statement, RootVote):
             return False
         known = state.round_of(place[0])
         return place[1] != "open" or (known is not None and known.reached_open)
@@ -109,11 +109,12 @@ class Statements:
         self._relayed = {tx: None for tx in self._relayed if parse(tx).statement.round >= oldest}
         kept = {*self._relayed, *self._own.values()}
         self._sent = {tx: at for tx, at in self._sent.items() if tx in kept}
-        self._held_back = {place for place in self._held_back if place[0] >= oldest}
+        self._ready = None
 
-    def foreign(self, state: LedgerState) -> str | None:
+    def foreign(self) -> str | None:
         """A slot on the ledger that holds a statement of ours which our log does not: the log was
         lost, or this key signs elsewhere too."""
+        state = self._application.state
         for known in (state.previous, state.current):
             for slot in known.slots if known is not None else ():
                 if slot.author != self._me or known is None:
