@@ -249,7 +249,7 @@ def test_a10_no_rule_relies_on_operators_that_differ_between_devices() -> None:
 
 
 def test_a10_a_row_is_its_own_nearest_neighbour_even_among_duplicates() -> None:
-    """cdist gives near rows a distance above zero to themselves; the row itself comes first here."""
+    """cdist may give a row a distance above zero to itself; here the row comes first."""
     x_ND = 1e4 + normal(11, 7, 100) * 1e-3
     x_ND[3] = x_ND[2]
     gram_NN = torch.zeros(7, 7, dtype=torch.float64)

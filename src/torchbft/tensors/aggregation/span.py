@@ -16,7 +16,7 @@ from torchbft.tensors.aggregation.geometry import kth_smallest, squared_distance
 from torchbft.tensors.aggregation.inputs import working_dtype
 from torchbft.tensors.aggregation.mixture import ZERO, mixture_of, shares
 from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, RuleState, Work
-from torchbft.tensors.exact import matmul_in_order, row_norms, sum_in_order, weighted_sum
+from torchbft.tensors.exact import row_norms, sum_in_order, weighted_sum
 
 WEISZFELD_STEPS = 100
 """Weiszfeld converges linearly; published uses stop after 3 to 10 steps."""
@@ -164,7 +164,7 @@ class GeometricMedian(SpanRule):
 
 def distances_to(gram_PP: Tensor, weights_P: Tensor) -> Tensor:
     """Return the distance of each point to Σ w_p·x_p, for weights of sum 1."""
-    product_P = matmul_in_order(gram_PP, weights_P[:, None])[:, 0]
+    product_P = sum_in_order(gram_PP * weights_P)
     square = sum_in_order(product_P * weights_P)
     return (gram_PP.diagonal() - 2.0 * product_P + square).clamp_(min=0.0).sqrt_()
 
