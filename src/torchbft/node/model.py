@@ -51,6 +51,7 @@ class ModelKeeper:
         self._run, self._recipe, self._store = run, recipe, store
         self._start, self._checkpoints = folder / START, checkpoints
         self._updates: dict[bytes, Update] = {}
+        self._before: AgreedState | None = None
         self.state: AgreedState | None = None
 
     @property
@@ -98,17 +99,45 @@ class ModelKeeper:
         self._updates[root] = update
         return None
 
+    def by_root(self, root: bytes) -> AgreedState | None:
+        """The state of this root, if it is the newest, the one before, or the start."""
+        for state in (self.state, self._before):
+            if state is not None and state.root() == root:
+                return state
+        if self._start.exists():
+            start = AgreedState.load(self._start)
+            return start if start.root() == root else None
+        return None
+
+    def adopt(self, state: AgreedState) -> None:
+        """Go on from a state whose root the caller has checked against a signed one."""
+        if state.root().hex() == self._run.task.start_root:
+            state.save(self._start)
+        else:
+            self._checkpoints.save(Round(state.round), state.save)
+        self._before, self.state = None, state
+        self._updates.clear()
+
+    def take_back(self, round_: int) -> bool:
+        """Undo a round that votes voided after it was fixed; False if it was not applied here."""
+        if self.state is None or self._before is None or self.state.round != round_ + 1:
+            return False
+        self.adopt(self._before)
+        return True
+
     def apply(
         self,
         round_: int,
+        from_root: bytes,
         accepted: Sequence[tuple[PeerId, bytes]],
         f: int,
         ledger: LedgerFields,
     ) -> Applied:
-        """Apply a fixed round's accepted set (member, payload root); every payload is held."""
+        """Apply a fixed round's accepted set (member, payload root) to the state of ``from_root``;
+        every payload is held."""
         before = self.current()
-        if before.round != round_:
-            raise MisuseError(f"round {round_} on a state of round {before.round}", where="node")
+        if before.root() != from_root:
+            raise MisuseError(f"round {round_} does not start from this state", where="node")
         started = time.perf_counter()
         for peer, root in accepted:
             reason = self.inspect(root)
@@ -122,6 +151,6 @@ class ModelKeeper:
         )
         root = after.root()
         self._checkpoints.save(Round(after.round), after.save)
-        self.state = after
+        self._before, self.state = before, after
         self._updates.clear()
         return Applied(round_, root, advanced, time.perf_counter() - started)

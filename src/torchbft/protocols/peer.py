@@ -116,7 +116,7 @@ class PeerMachine:
             older,
         )
         self._round = RoundMachine(
-            RoundConfig.from_run(run, me),
+            RoundConfig(me, run.timing),
             key,
             secret,
             self.application,
@@ -127,6 +127,10 @@ class PeerMachine:
     def height(self) -> Height:
         """Of the last finalized block."""
         return self._ledger.tip.height
+
+    def last_commitment(self, number: int) -> float | None:
+        """When this peer had heard the last commitment of a round, so far."""
+        return self._round.last_arrival(number, "commit")
 
     def start(self, now: float) -> list[Effect]:
         """First call: what is to be sent after a start or restart."""

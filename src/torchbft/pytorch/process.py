@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from pathlib import Path
 from typing import Literal, cast
 
 import numpy as np
@@ -116,15 +114,9 @@ class ProcessLink:
 
 def _state(blob: Blob, like: AgreedState) -> AgreedState:
     """Read a state from shared memory; its layout must be the one this trainer has."""
-    with tempfile.NamedTemporaryFile(dir=_memory_folder()) as file:
-        file.write(blob.view)
-        file.flush()
-        blob.close()
-        return AgreedState.load(file.name, like.layout)
-
-
-def _memory_folder() -> str | None:
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+    state = AgreedState.decode(blob.view, like.layout)
+    blob.close()
+    return state
 
 
 def _unexpected(delivery: Delivery) -> MisuseError:

@@ -13,6 +13,7 @@ counters, digests). Equal states give equal files.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,6 +165,15 @@ class AgreedState:
             **{f"rule/{key}": self.rule_state[key].contiguous() for key in _keys(self)},
         }
         return encode_tensors(tensors, {"torchbft": msgspec.json.encode(facts).decode()})
+
+    @staticmethod
+    def decode(data: bytes | memoryview, layout: StateLayout | None = None) -> AgreedState:
+        """The state of ``encode``'s bytes, checked as ``load`` checks a file."""
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        with tempfile.NamedTemporaryFile(dir=memory) as file:
+            file.write(data)
+            file.flush()
+            return AgreedState.load(file.name, layout)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file durably: whole under its name, or not at all. Raises StorageError."""

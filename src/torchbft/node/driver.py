@@ -1,0 +1,641 @@
+"""The host of one peer in the world: carries out a ``PeerMachine``'s effects under asyncio.
+
+One event loop owns the machine, the connections and the logs; one thread decodes, aggregates and
+stores. Effects are carried out in order, and everything persisted is durable before the next send
+or apply. What the machine asks for and when it may act is all decided in ``protocols``; here is
+only how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from torchbft.node.chronicle import Chronicle
+from torchbft.node.link import Delivery, Endpoint, Evaluation, Hello, Leave, Submit
+from torchbft.node.model import Applied, ModelKeeper
+from torchbft.node.statecopy import StateCopies, StateOffered
+from torchbft.node.storage.checkpoints import Checkpoints
+from torchbft.node.storage.lock import FolderLock
+from torchbft.node.storage.log import AppendLog
+from torchbft.node.storage.payloads import PayloadStore
+from torchbft.node.supervisor import EXIT_FAILED, EXIT_FINISHED, EXIT_HALTED
+from torchbft.node.trainer import Assigned, Ended, TrainerPort
+from torchbft.node.transports.control import ControlChannel
+from torchbft.node.transports.data import DataPlane
+from torchbft.node.transports.endpoint import Contact
+from torchbft.node.transports.endpoint import Endpoint as NetEndpoint
+from torchbft.node.transports.metering import Meter
+from torchbft.primitives import trace
+from torchbft.primitives.effects import Broadcast, Effect, Persist, Send
+from torchbft.primitives.errors import HaltError, TorchbftError
+from torchbft.primitives.evidence import Fault
+from torchbft.primitives.ids import PeerId, Round
+from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.runspec import RunSpec
+from torchbft.protocols.ledger.messages import Received, Tick
+from torchbft.protocols.peer import BlockDone, PeerMachine, Suspected
+from torchbft.protocols.round import interface as rounds
+from torchbft.protocols.round.assignment import Share, positions
+from torchbft.protocols.round.events import OpeningsClosed
+from torchbft.protocols.round.state import Accepted
+from torchbft.tensors.advance import LedgerFields
+from torchbft.tensors.recipe import Recipe
+from torchbft.tensors.state import AgreedState
+
+LOGS = ("votes", "blocks", "statements")
+STATE = b"\x03"
+"""First byte of control messages about copies of the agreed state (``statecopy.py``)."""
+LINGER_SECONDS = 20.0
+"""After the end a node still serves blocks and payloads to those behind, so long as any is
+connected and at most so long, unless it is told to stop before."""
+RETENTION_ROUNDS = 1 << 40
+"""Payloads are kept for the audit and dispute windows; until audits exist, for the whole run."""
+
+_T = TypeVar("_T")
+
+
+class Machine(Protocol):
+    """What the host runs: a ``PeerMachine``, or what a test wraps around one."""
+
+    def start(self, now: float) -> list[Effect]: ...
+    def handle(self, event: object, now: float) -> list[Effect]: ...
+    def deadline(self) -> float | None: ...
+
+
+Wrap = Callable[[PeerMachine], Machine]
+"""Test switch: an adversary around the peer's machine."""
+
+
+class PeerHost:
+    """One peer: build it inside a running loop and await ``run()``, which returns an exit code.
+
+    ``identity`` authenticates connections, ``voting`` signs, ``secret`` seeds salts and shares;
+    ``link`` is the trainer's socket, None for a peer without one.
+    """
+
+    def __init__(
+        self,
+        run: RunSpec,
+        me: PeerId,
+        folder: Path,
+        *,
+        identity: SigningKey,
+        voting: SigningKey,
+        secret: bytes,
+        link: Endpoint | None = None,
+        wrap: Wrap | None = None,
+        listen: tuple[str, int] | None = None,
+    ) -> None:
+        self._run, self._me, self._folder = run, me, folder
+        self._identity, self._voting, self._secret = identity, voting, secret
+        self._link, self._wrap, self._listen = link, wrap, listen
+        self._recipe = Recipe.of(run)
+        self._loop = asyncio.get_running_loop()
+        self._done: asyncio.Future[int] = self._loop.create_future()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tensors")
+        self._inbox: deque[object] = deque()
+        self._handling = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._dirty: set[str] = set()
+        self._inspected: dict[bytes, str | None] = {}
+        self._voids: dict[int, str] = {}
+        self._pending_advance: rounds.Advance | None = None
+        self._finished = False
+
+    async def run(self) -> int:
+        """Take part until the run is over or this peer is told to stop."""
+        with ExitStack() as stack:
+            stack.callback(self._thread.shutdown, cancel_futures=True)
+            lock = FolderLock(self._folder)
+            stack.callback(lock.release)
+            self._open_storage(stack)
+            await self._open_network()
+            self._loop.add_signal_handler(signal.SIGTERM, self._stop, "stopped", "told to stop")
+            try:
+                self._begin()
+                code = await self._done
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
+                await self._close_network()
+            return code
+
+    # --- opening and closing ----------------------------------------------------------------------
+
+    def _open_storage(self, stack: ExitStack) -> None:
+        self._meter = Meter()
+        self._chronicle = Chronicle(self._folder, self._me, self._meter)
+        stack.callback(self._chronicle.close)
+        self._logs = {name: AppendLog(self._folder / f"{name}.log") for name in LOGS}
+        for log in self._logs.values():
+            stack.callback(log.close)
+            if log.dropped:
+                self._chronicle.notice(f"{log.path.name}: dropped a torn last record")
+        self._payloads = PayloadStore(self._folder / "payloads")
+        self._keeper = ModelKeeper(
+            self._run,
+            self._recipe,
+            self._folder,
+            Checkpoints(self._folder / "checkpoints"),
+            self._payloads,
+        )
+
+    async def _open_network(self) -> None:
+        member = self._run.member(self._me)
+        roster = {
+            PeerId(m.name): Contact(m.host, m.port, bytes.fromhex(m.identity))
+            for m in self._run.members
+        }
+        self._network = NetEndpoint(
+            self._me, self._identity, roster, run_id=self._run.run_id, meter=self._meter
+        )
+        self._control = ControlChannel(
+            self._network, self._on_message, self._on_peer, self._on_channel_fault
+        )
+        self._data = DataPlane(
+            self._network,
+            self._payloads,
+            encrypt=self._run.transport.encrypt_payloads,
+            max_payload=self._run.transport.max_payload_bytes,
+            on_stored=self._on_stored,
+            on_fault=self._on_channel_fault,
+        )
+        self._copies = StateCopies(self._keeper, self._payloads)
+        host, port = self._listen or (member.host, member.port)
+        await self._network.listen(host, port)
+        self._control.connect_all()
+
+    async def _close_network(self) -> None:
+        await self._data.close()
+        await self._control.close()
+        await self._network.close()
+
+    def _begin(self) -> None:
+        records: Mapping[str, Sequence[bytes]] = {n: list(log) for n, log in self._logs.items()}
+        self._peer = PeerMachine(self._run, self._me, self._voting, self._secret, records)
+        self._machine: Machine = self._wrap(self._peer) if self._wrap else self._peer
+        peers = tuple(sorted(m.name for m in self._run.members))
+        self._trainer = (
+            TrainerPort(self._link, self._loop, self._on_trainer, peers) if self._link else None
+        )
+        self._tell_start()
+        resumed = self._keeper.resume()
+        self._chronicle.show(force=True, phase="starting", round=0)
+        self._carry_out(self._machine.start(self._loop.time()))
+        if resumed:
+            self._state_is_at()
+        self._reschedule()
+
+    def _tell_start(self) -> None:
+        run, faults = self._run, self._run.contributor_faults
+        self._chronicle.write(
+            trace.RunStarted(
+                at=time.time(),
+                peer=self._me,
+                run_id=run.run_id.hex(),
+                name=run.name,
+                members=tuple(m.name for m in run.members),
+                validators=len(run.validators),
+                contributors=len(run.contributors),
+                f=faults.f,
+                quorum=run.validator_faults.quorum,
+                rule=run.aggregation.rule,
+                codec=run.aggregation.codec,
+                engine=run.ledger.kind,
+                inner_steps=run.training.inner_steps * run.training.accumulate,
+                batch_size=run.training.batch_size,
+                encrypted=run.transport.encrypt_payloads,
+                parameters=0 if not self._keeper.ready else self._parameters(),
+                machine=f"{platform.system()} {platform.machine()}",
+                versions={"python": platform.python_version(), "torch": version("torch")},
+            )
+        )
+
+    def _parameters(self) -> int:
+        return self._keeper.current().layout.parameter_count
+
+    # --- the machine's loop -----------------------------------------------------------------------
+
+    def feed(self, event: object) -> None:
+        """Give the machine an input, after those that wait already."""
+        self._inbox.append(event)
+        if self._handling:
+            return
+        self._handling = True
+        try:
+            while self._inbox and not self._done.done():
+                now = self._loop.time()
+                self._carry_out(self._machine.handle(self._inbox.popleft(), now))
+        except TorchbftError as error:
+            self._fail(error)
+        finally:
+            self._handling = False
+        self._reschedule()
+
+    def _reschedule(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = self._machine.deadline()
+        if at is not None and not self._done.done():
+            self._timer = self._loop.call_at(at, self.feed, Tick())
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Persist):
+                self._logs[effect.log].append(effect.record)
+                self._dirty.add(effect.log)
+                continue
+            self._make_durable()
+            if isinstance(effect, Broadcast):
+                self._control.broadcast(effect.message)
+            elif isinstance(effect, Send):
+                self._control.send(effect.to, effect.message)
+            else:
+                self._apply(effect)
+        self._make_durable()
+
+    def _make_durable(self) -> None:
+        for name in self._dirty:
+            self._logs[name].sync()
+        self._dirty.clear()
+
+    def _apply(self, effect: Effect) -> None:
+        handler = _HANDLERS.get(type(effect))
+        if handler is not None:
+            handler(self, effect)
+
+    def _in_thread(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Run ``work`` on the tensor thread, then ``then`` on the loop."""
+
+        def done(future: asyncio.Future[_T]) -> None:
+            if future.cancelled() or self._done.done():
+                return
+            error = future.exception()
+            if error is None:
+                then(future.result())
+            else:
+                self._fail(error)
+
+        asyncio.ensure_future(self._loop.run_in_executor(self._thread, work)).add_done_callback(
+            done
+        )
+
+    # --- what comes in ----------------------------------------------------------------------------
+
+    def _on_message(self, sender: PeerId, message: bytes) -> None:
+        if message[:1] == STATE:
+            self._on_state_message(sender, message[1:])
+        else:
+            self.feed(Received(sender, message))
+
+    def _on_peer(self, peer: PeerId, connected: bool) -> None:
+        self._chronicle.show(connected=sorted(self._control.connected()))
+
+    def _on_channel_fault(self, peer: PeerId, fault: Fault | None, reason: str) -> None:
+        self._accuse(peer, fault or "misbehaviour", self._current_round(), False, reason)
+
+    def _on_stored(self, sender: PeerId | None, root: bytes) -> None:
+        """A payload is held whole; a copy of the agreed state is not inspected as an update."""
+        if self._copies.expects(root):
+            self._in_thread(lambda: self._copies.adopt(root), self._after_copy)
+        else:
+            self._inspect(root)
+
+    def _on_trainer(self, delivery: Delivery | None) -> None:
+        port = self._trainer
+        if port is None or self._done.done():
+            return
+        if delivery is None:
+            port.gone()
+            self._chronicle.notice("the trainer of this peer is gone; the node goes on without it")
+            self._maybe_linger()
+            return
+        message = delivery.message
+        if isinstance(message, Hello):
+            self._on_hello(delivery, port)
+        elif isinstance(message, Submit):
+            self._on_submit(message, delivery.take(), port)
+        elif isinstance(message, Evaluation):
+            self._chronicle.evaluated(
+                message.round, message.loss, message.accuracy, message.train_loss, message.seconds
+            )
+        elif isinstance(message, Leave) and not self._finished:
+            self._stop("stopped", "this peer left")
+
+    def _on_hello(self, delivery: Delivery, port: TrainerPort) -> None:
+        initial = AgreedState.decode(delivery.take())
+
+        def ready(_: object) -> None:
+            port.begin(self._keeper.current())
+            self._state_is_at()
+
+        def begin() -> None:
+            if not self._keeper.ready:
+                self._keeper.begin(initial)
+
+        self._in_thread(begin, ready)
+
+    def _on_submit(self, message: Submit, payload: bytes, port: TrainerPort) -> None:
+        round_ = Round(message.round)
+
+        def stored(root: bytes) -> None:
+            self._chronicle.mark(round_, "trained", self._loop.time())
+            self._chronicle.contributed(round_, len(payload))
+            port.submitted(round_, self._ended, self._keeper.current())
+            self.feed(rounds.Trained(round_, len(payload), root, message.trace_root))
+
+        self._in_thread(lambda: self._payloads.put(payload, round_), stored)
+
+    # --- payloads ---------------------------------------------------------------------------------
+
+    def _inspect(self, root: bytes) -> None:
+        if not self._keeper.ready:
+            return  # the machine asks again once the model is there
+        if root in self._inspected:
+            self._tell_payload(root)
+            return
+
+        def inspected(reason: str | None) -> None:
+            self._inspected[root] = reason
+            self._tell_payload(root)
+
+        self._in_thread(lambda: self._keeper.inspect(root), inspected)
+
+    def _tell_payload(self, root: bytes) -> None:
+        """Tell the machine of a payload for everyone who opened it, copies included."""
+        for number, item in self._opened():
+            if item.payload_root == root:
+                self._tell_item(number, item, self._inspected[root])
+        self._try_advance()
+
+    def _tell_item(self, number: int, item: Accepted, reason: str | None) -> None:
+        author, root = PeerId(item.author), item.payload_root
+        if reason is None:
+            self.feed(rounds.PayloadStored(Round(number), author, root))
+        else:
+            self.feed(rounds.PayloadRefused(Round(number), author, root, reason))
+
+    def _opened(self) -> list[tuple[int, Accepted]]:
+        state = self._peer.application.state
+        known = [r for r in (state.previous, state.current) if r is not None]
+        return [(r.number, item) for r in known for item in r.opened]
+
+    def _offer(self, effect: rounds.OfferPayload) -> None:
+        others = [PeerId(m.name) for m in self._run.members if m.name != self._me]
+        to = getattr(effect, "to", None) or others
+        self._data.push(effect.payload_root, to, (effect.round, self._me))
+
+    def _fetch(self, effect: rounds.FetchPayload) -> None:
+        root = effect.payload_root
+        if root in self._inspected or self._payloads.has(root):
+            self._inspect(root)
+        elif effect.length > self._max_payload():
+            self._inspected[root] = "oversized"
+            self._tell_payload(root)
+        else:
+            label = (effect.round, effect.author)
+            self._data.fetch(root, effect.length, effect.holders, label)
+
+    def _max_payload(self) -> int:
+        bound = self._run.transport.max_payload_bytes
+        if not self._keeper.ready:
+            return bound
+        return min(bound, self._recipe.codec.max_bytes(self._keeper.current().layout))
+
+    # --- the agreed state -------------------------------------------------------------------------
+
+    def _advance(self, effect: rounds.Advance) -> None:
+        self._chronicle.mark(effect.round, "fetch", self._loop.time())
+        self._pending_advance = effect
+        self._try_advance()
+
+    def _try_advance(self) -> None:
+        effect = self._pending_advance
+        if effect is None or not self._keeper.ready:
+            return
+        self._pending_advance = None
+        fixed = self._peer.application.state.round_of(effect.round)
+        accepted = [(PeerId(item.author), item.payload_root) for item in effect.accepted]
+        before = self._keeper.current()
+        fields = LedgerFields(
+            round=effect.round + 1,
+            inner_step=before.inner_step + self._run.training.inner_steps,
+            pass_index=effect.ledger.pass_index,
+            cursor=effect.ledger.cursor,
+            membership_digest=effect.ledger.membership_digest,
+            credit_digest=effect.ledger.credit_digest,
+        )
+        f = fixed.f if fixed is not None else self._run.contributor_faults.f
+        self._in_thread(
+            lambda: self._keeper.apply(effect.round, effect.from_root, accepted, f, fields),
+            self._applied,
+        )
+
+    def _applied(self, applied: Applied) -> None:
+        self._chronicle.mark(applied.round, "aggregate", self._loop.time())
+        self._chronicle.aggregated(applied.round, applied.advanced)
+        self.feed(rounds.StateAdvanced(Round(applied.round), applied.root))
+
+    def _state_is_at(self) -> None:
+        state = self._keeper.current()
+        self.feed(rounds.StateAdvanced(Round(state.round - 1), state.root()))
+        for _, item in self._opened():
+            if self._payloads.has(item.payload_root):
+                self._inspect(item.payload_root)
+
+    def _root_agreed(self, effect: rounds.RootAgreed) -> None:
+        now = self._loop.time()
+        self._chronicle.mark(effect.round, "root", now)
+        self._chronicle.round_ended(effect.round, now, root=effect.root)
+
+    def _drop_round(self, effect: rounds.DropRound) -> None:
+        self._voids[effect.round] = effect.reason
+        self._chronicle.notice(f"round {effect.round} is void: {effect.reason}")
+        self._chronicle.round_ended(effect.round, self._loop.time(), void=effect.reason)
+        if self._keeper.ready and self._keeper.take_back(effect.round):
+            self._state_is_at()
+
+    def _copy_state(self, effect: rounds.CatchUp | rounds.Diverged) -> None:
+        signed = effect.root if isinstance(effect, rounds.CatchUp) else effect.signed_root
+        what = "is behind" if isinstance(effect, rounds.CatchUp) else "diverged"
+        self._chronicle.notice(
+            f"this peer {what} at round {effect.round}: copying the agreed state of root "
+            f"{signed.hex()[:16]}… from {', '.join(effect.holders) or 'nobody'}",
+            effect.holders,
+        )
+        for holder, message in self._copies.want(effect.round, signed, effect.holders):
+            self._control.send(holder, STATE + message)
+
+    def _on_state_message(self, sender: PeerId, message: bytes) -> None:
+        def answered(reply: bytes | StateOffered | None) -> None:
+            if isinstance(reply, bytes):
+                self._control.send(sender, STATE + reply)
+            elif reply is not None:
+                label = (Round(reply.round), sender)
+                self._data.fetch(reply.payload_root, reply.length, [sender], label)
+
+        self._in_thread(lambda: self._copies.received(sender, message), answered)
+
+    def _after_copy(self, adopted: bool) -> None:
+        if adopted:
+            self._state_is_at()
+        else:
+            self._chronicle.notice("a copy of the agreed state did not have the signed root")
+
+    # --- rounds, and their end --------------------------------------------------------------------
+
+    def _current_round(self) -> int:
+        return self._peer.application.state.current.number
+
+    def _start_training(self, effect: rounds.StartTraining) -> None:
+        now = self._loop.time()
+        self._chronicle.mark(effect.round, "start", now)
+        self._chronicle.show(phase="train", round=effect.round, waiting_for=(), until=None)
+        if self._trainer is not None:
+            assigned = Assigned(effect.round, self._positions(effect.assignment))
+            self._trainer.assign(assigned, self._ended, self._keeper.current())
+
+    def _positions(self, share: Share) -> Sequence[int] | None:
+        if self._run.data.mode == "private":
+            return None
+        return [position for part in share for position in positions(part)]
+
+    def _ended(self, round_: int) -> Ended:
+        accepted, reason = self._chronicle.outcome(round_, self._me)
+        void = self._voids.get(round_, "")
+        return Ended(accepted and not void, bool(void), void or reason)
+
+    def _block_done(self, done: BlockDone) -> None:
+        now = self._loop.time()
+        before = self._before_block()
+        self._chronicle.block(done, before, self._peer.last_commitment(before), now)
+        state = self._peer.application.state
+        self._chronicle.show(phase=str(state.phase), round=state.current.number)
+        for event in done.events:
+            if isinstance(event, OpeningsClosed):
+                for item in event.opened:
+                    if item.payload_root in self._inspected:
+                        self._tell_item(event.round, item, self._inspected[item.payload_root])
+
+    def _before_block(self) -> int:
+        """The round to which a block belongs: the one that was current before it."""
+        state = self._peer.application.state
+        number = self._block_round
+        self._block_round = state.current.number
+        return number
+
+    _block_round = 0
+
+    def _waiting(self, effect: rounds.Waiting) -> None:
+        now, names = self._loop.time(), ", ".join(effect.for_whom) or "the ledger"
+        ends = f", at most {max(effect.until - now, 0):.0f} s more" if effect.until else ""
+        connected = self._control.connected()
+        away = [p for p in effect.for_whom if p not in connected and p != self._me]
+        reachable = f" (not connected: {', '.join(away)})" if away else ""
+        quorum = self._run.validator_faults.quorum
+        more = quorum - len(self._run.members) + len(effect.for_whom)
+        lead = f"waiting for {max(more, 1)} more of quorum {quorum}" if away else "waiting for"
+        self._chronicle.notice(
+            f"round {effect.round}, {effect.phase}: {lead}: {names}{reachable}{ends}",
+            effect.for_whom,
+        )
+        until = time.time() + effect.until - now if effect.until else None
+        self._chronicle.show(
+            force=True, phase=effect.phase, waiting_for=effect.for_whom, until=until
+        )
+
+    def _accused(self, effect: rounds.Accuse) -> None:
+        self._accuse(effect.peer, effect.fault, effect.round, effect.named, effect.reason)
+
+    def _suspected(self, effect: Suspected) -> None:
+        self._accuse(effect.peer, effect.fault, self._current_round(), False, effect.reason)
+
+    def _accuse(self, peer: PeerId, fault: str, round_: int, named: bool, reason: str) -> None:
+        self._chronicle.write(
+            trace.Accused(
+                at=time.time(),
+                peer=peer,
+                fault=str(fault),
+                round=round_,
+                named=named,
+                reason=reason,
+            )
+        )
+
+    def _finish(self, effect: rounds.Finished) -> None:
+        self._finished = True
+        self._over("finished", "")
+        self._maybe_linger()
+
+    def _halt(self, effect: rounds.Halt) -> None:
+        self._over("halted", effect.reason)
+        print(f"halted: {effect.reason}", flush=True)
+        self._end(EXIT_HALTED)
+
+    def _over(self, status: str, reason: str) -> None:
+        root = self._keeper.current().root().hex() if self._keeper.ready else ""
+        self._chronicle.write(
+            trace.RunEnded(
+                at=time.time(),
+                status=status,
+                reason=reason,
+                rounds=self._current_round() + (status == "finished"),
+                root=root,
+            )
+        )
+        self._chronicle.show(force=True, phase=status, waiting_for=(), until=None, root=root)
+        if self._trainer is not None and self._keeper.ready:
+            self._trainer.finish(status, reason, self._ended, self._keeper.current())
+
+    def _maybe_linger(self) -> None:
+        """Serve those behind for a while after the end."""
+        if self._finished and (self._trainer is None or self._trainer.idle):
+            self._loop.call_later(LINGER_SECONDS, self._end, EXIT_FINISHED)
+
+    def _stop(self, status: str, reason: str) -> None:
+        if not self._finished:
+            self._over(status, reason)
+        self._end(EXIT_FINISHED)
+
+    def _fail(self, error: BaseException) -> None:
+        print(f"error: {error}", flush=True)
+        hint = getattr(error, "hint", "")
+        if hint:
+            print(f"hint: {hint}", flush=True)
+        if self._trainer is not None and not self._trainer.attached:
+            self._trainer.refuse("halted", str(error))
+        self._over("halted", str(error))
+        self._end(EXIT_HALTED if isinstance(error, HaltError) else EXIT_FAILED)
+
+    def _end(self, code: int) -> None:
+        if not self._done.done():
+            self._done.set_result(code)
+
+
+_HANDLERS: dict[type, Callable[[Any, Any], None]] = {
+    rounds.StartTraining: PeerHost._start_training,
+    rounds.OfferPayload: PeerHost._offer,
+    rounds.FetchPayload: PeerHost._fetch,
+    rounds.Advance: PeerHost._advance,
+    rounds.DropRound: PeerHost._drop_round,
+    rounds.CatchUp: PeerHost._copy_state,
+    rounds.Diverged: PeerHost._copy_state,
+    rounds.RootAgreed: PeerHost._root_agreed,
+    rounds.Halt: PeerHost._halt,
+    rounds.Finished: PeerHost._finish,
+    rounds.Accuse: PeerHost._accused,
+    rounds.Waiting: PeerHost._waiting,
+    BlockDone: PeerHost._block_done,
+    Suspected: PeerHost._suspected,
+}

@@ -1,0 +1,145 @@
+"""Starts a node: in this process, in a forked child, or as a program of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchbft.node.link import Endpoint, endpoints
+from torchbft.primitives.errors import ConfigError
+from torchbft.primitives.ids import PeerId
+from torchbft.primitives.keys import SigningKey, load_key, save_key
+from torchbft.primitives.runspec import RunSpec, load_run
+
+IDENTITY, VOTING, SECRET = "identity.key", "voting.key", "secret.key"
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A peer's three secrets: who it is, what it votes with, what salts and shares derive from."""
+
+    identity: SigningKey
+    voting: SigningKey
+    secret: SigningKey
+
+    @staticmethod
+    def create(folder: Path) -> Keys:
+        """Make fresh keys in a folder (files of mode 0600). Refuses to overwrite."""
+        folder.mkdir(parents=True, exist_ok=True)
+        keys = Keys(SigningKey.generate(), SigningKey.generate(), SigningKey.generate())
+        for name, key in zip((IDENTITY, VOTING, SECRET), keys._all(), strict=True):
+            save_key(folder / name, key)
+        return keys
+
+    @staticmethod
+    def load(folder: Path) -> Keys:
+        """Read a peer's keys. Raises ConfigError."""
+        return Keys(*(load_key(folder / name) for name in (IDENTITY, VOTING, SECRET)))
+
+    def _all(self) -> tuple[SigningKey, SigningKey, SigningKey]:
+        return self.identity, self.voting, self.secret
+
+    def check(self, run: RunSpec, name: str) -> None:
+        """Raise ConfigError unless these are the keys that the roster has under this name."""
+        member = run.member(name)
+        for what, key, listed in (
+            ("identity", self.identity, member.identity),
+            ("voting", self.voting, member.voting),
+        ):
+            if key.public.hex() != listed:
+                raise ConfigError(
+                    f"the {what} key of {name!r} is not the one in the roster",
+                    where=f"run file {run.name!r}",
+                    hint="use the folder with the keys that were admitted, or ask to be admitted",
+                )
+
+
+def peer_name(run: RunSpec, folder: Path) -> PeerId:
+    """Which member a folder's keys belong to. Raises ConfigError if none."""
+    identity = load_key(folder / IDENTITY).public.hex()
+    for member in run.members:
+        if member.identity == identity:
+            return PeerId(member.name)
+    raise ConfigError(
+        f"no member of run {run.name!r} has the identity key in {folder}",
+        where="run file",
+        hint="ask the members to admit it: torchbft request run.toml, then torchbft admit",
+    )
+
+
+def run_node(
+    run: RunSpec,
+    me: PeerId,
+    folder: Path,
+    sock: socket.socket | None,
+    *,
+    keys: Keys | None = None,
+    wrap: object = None,
+    listen: tuple[str, int] | None = None,
+) -> int:
+    """Run a node in this process until it ends; returns its exit code.
+
+    ``wrap``: a test switch, see ``driver.Wrap``. Imports torch; uses one thread of it.
+    """
+    import torch
+
+    from torchbft.node.driver import PeerHost
+
+    torch.set_num_threads(1)
+    run.check_signed()
+    mine = keys or Keys.load(folder)
+    mine.check(run, me)
+
+    async def host() -> int:
+        peer = PeerHost(
+            run,
+            me,
+            folder,
+            identity=mine.identity,
+            voting=mine.voting,
+            secret=mine.secret.seed(),
+            link=Endpoint(sock) if sock is not None else None,
+            wrap=wrap,  # type: ignore[arg-type]
+            listen=listen,
+        )
+        return await peer.run()
+
+    return asyncio.run(host())
+
+
+def spawn(
+    run_path: Path, folder: Path, listen: str = ""
+) -> tuple[Endpoint, subprocess.Popen[bytes]]:
+    """Start a node as a program of its own, which writes to ``node.log``. Returns the trainer's end
+    of its link and the process."""
+    ours, theirs = endpoints()
+    descriptor = theirs.socket.fileno()
+    command = [sys.executable, "-m", "torchbft.node", str(run_path), str(folder), str(descriptor)]
+    with (folder / "node.log").open("ab") as log:
+        process = subprocess.Popen(
+            [*command, *([listen] if listen else [])],
+            pass_fds=[descriptor],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Control-C reaches the trainer, which tells its node
+        )
+    theirs.close()
+    return ours, process
+
+
+def main(arguments: list[str]) -> int:
+    """``python -m torchbft.node RUN FOLDER [DESCRIPTOR|-] [HOST:PORT]``."""
+    from torchbft.node.transports.ports import parse_address
+
+    run_path, folder = Path(arguments[0]), Path(arguments[1])
+    run = load_run(run_path)
+    descriptor = arguments[2] if len(arguments) > 2 else "-"
+    sock = None if descriptor == "-" else socket.socket(fileno=os.dup(int(descriptor)))
+    listen = parse_address(arguments[3]) if len(arguments) > 3 else None
+    return run_node(run, peer_name(run, folder), folder, sock, listen=listen)

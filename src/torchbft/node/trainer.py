@@ -1,0 +1,143 @@
+"""The node's side of its trainer: which round it works on, and what it is told when.
+
+A trainer is slower than the protocol: it may hand over a round that was decided long ago. It is
+answered in the order in which it asks: ``Close`` for the round that it submitted, then ``Open`` for
+the newest round to train.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from torchbft.node.link import Begin, Close, Delivery, Endpoint, Message, Open, Over
+from torchbft.primitives.errors import DecodeError, HaltError
+from torchbft.tensors.state import AgreedState
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a round ended for this peer's contribution."""
+
+    accepted: bool
+    void: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    """A round to train: sample positions, or None with data of the peer's own."""
+
+    round: int
+    positions: Sequence[int] | None
+
+
+class TrainerPort:
+    """Reads the link on a thread of its own; everything else happens on the event loop."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        loop: asyncio.AbstractEventLoop,
+        on_message: Callable[[Delivery | None], None],
+        peers: tuple[str, ...],
+    ) -> None:
+        self._endpoint, self._loop, self._on_message = endpoint, loop, on_message
+        self._peers = peers
+        self._working: int | None = None
+        self._submitted = False
+        self._next: Assigned | None = None
+        self._over: Over | None = None
+        self._gone = False
+        self._begun = False
+        threading.Thread(target=self._read, daemon=True, name="trainer-link").start()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                delivery = self._endpoint.receive()
+            except DecodeError:
+                delivery = None
+            try:
+                self._loop.call_soon_threadsafe(self._on_message, delivery)
+            except RuntimeError:  # the loop has ended
+                return
+            if delivery is None:
+                return
+
+    @property
+    def attached(self) -> bool:
+        return self._begun and not self._gone
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is left to tell or to receive."""
+        return self._gone or (self._over is not None and self._working is None)
+
+    def begin(self, state: AgreedState) -> None:
+        """Answer the trainer's ``Hello``."""
+        self._begun = True
+        self._send(Begin(state.round), state.encode())
+
+    def refuse(self, status: str, reason: str) -> None:
+        """Answer ``Hello`` with the end of the run."""
+        self._send(Over(status, reason[:2000]))
+
+    def assign(self, assigned: Assigned, ended: Callable[[int], Ended], state: AgreedState) -> None:
+        """A round to train from ``state``; closes the one before, if the trainer waits for it."""
+        self._next = assigned
+        self._go_on(ended, state)
+
+    def submitted(self, round_: int, ended: Callable[[int], Ended], state: AgreedState) -> None:
+        """The trainer handed over a round and waits for its end; it may have ended already."""
+        self._submitted = True
+        self._go_on(ended, state)
+
+    def finish(
+        self, status: str, reason: str, ended: Callable[[int], Ended], state: AgreedState
+    ) -> None:
+        """No further round."""
+        self._over = Over(status, reason[:2000])
+        self._next = None
+        self._go_on(ended, state)
+
+    def gone(self) -> None:
+        self._gone = True
+
+    def _go_on(self, ended: Callable[[int], Ended], state: AgreedState) -> None:
+        if not self.attached:
+            return
+        if self._working is not None and self._submitted and self._is_past(self._working):
+            end = ended(self._working)
+            closed = Close(self._working, end.accepted, end.void, end.reason[:2000])
+            self._send(closed, state.encode())
+            self._working, self._submitted = None, False
+        if self._working is not None:
+            return
+        if self._over is not None:
+            self._send(self._over, state.encode())
+        elif self._next is not None:
+            self._open(self._next, state)
+            self._next = None
+
+    def _is_past(self, round_: int) -> bool:
+        return self._over is not None or (self._next is not None and self._next.round > round_)
+
+    def _open(self, assigned: Assigned, state: AgreedState) -> None:
+        positions = np.asarray(assigned.positions or (), dtype="<i8").tobytes()
+        opened = Open(assigned.round, assigned.positions is not None, self._peers)
+        self._working, self._submitted = assigned.round, False
+        self._send(opened, state.encode(), positions)
+
+    def _send(self, message: Message, *blobs: bytes) -> None:
+        try:
+            self._endpoint.send(message, *blobs)
+        except HaltError:
+            self._gone = True
+
+    def close(self) -> None:
+        self._endpoint.close()
