@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from torchbft.cli.output import Json, emit, say
+from torchbft.report.findings import Verdict
 
 
 def report(
@@ -15,6 +16,9 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Where to write the page; default DIR/report.html.")
     ] = None,
+    prove: Annotated[
+        bool, typer.Option("--verify/--no-verify", help="Verify the log as well.")
+    ] = True,
     as_json: Json = False,
 ) -> None:
     """Write one HTML page on a run.
@@ -22,16 +26,29 @@ def report(
     It holds the loss curve, the peer x round matrix with the reason for each refusal, bytes and
     phase times, and answers from the trace: who may lie and how Sybils are kept out, what
     agreement adds per inner step, how refused contributions were told from different ones.
-    The page needs no network. With --json the figures themselves go to stdout.
+    The page needs no network, and says whether the log was verified offline. With --json the
+    figures themselves go to stdout.
 
     Example: torchbft report ./run --out run.html
     """
     from torchbft.report.gather import gather
     from torchbft.report.html import render
 
-    view = gather(run_dir)
+    view, verdict = gather(run_dir), _verdict(run_dir) if prove else None
     page = out or run_dir / "report.html"
-    page.write_text(render(view), encoding="utf-8")
+    page.write_text(render(view, verdict), encoding="utf-8")
     say(f"wrote {page}")
-    figures = {"page": str(page), "rounds": view.costs(), "matrix": view.matrix()}
-    emit(figures | {"accusations": view.accusations()}, as_json=as_json, text=str(page))
+    figures = {
+        "page": str(page),
+        "ledger_verified": verdict.ok if verdict else None,
+        "rounds": view.costs(),
+        "matrix": view.matrix(),
+        "accusations": view.accusations(),
+    }
+    emit(figures, as_json=as_json, text=str(page))
+
+
+def _verdict(run_dir: Path) -> Verdict:
+    from torchbft.report.verify import verify
+
+    return verify(run_dir)

@@ -40,7 +40,7 @@ from torchbft.protocols.round.messages import (
     seats_in,
     share_commit,
 )
-from torchbft.protocols.round.outcomes import attested, equivocation, outcomes
+from torchbft.protocols.round.outcomes import TRANSFERABLE, attested, equivocation, outcomes
 from torchbft.protocols.round.state import (
     Accepted,
     LedgerState,
@@ -306,14 +306,16 @@ def _fix(state: LedgerState, accepted: tuple[Accepted, ...]) -> Step:
     names = frozenset(item.author for item in accepted)
     state = _requeued(state, names)
     state = changed(state, members=waiting.after_round(members, names), void_streak=0)
+    told = outcomes(current, attested=True, fixed=True)
+    proven = sum(outcome.proof == TRANSFERABLE for outcome in told)
     current = changed(
         current,
         accepted=accepted,
         verdict=Verdict.FIXED,
         agreed=ledger_fields(state),
         standing=members,
+        f=max(current.f - proven, 0),  # the rule runs with the liars that may still be among them
     )
-    told = outcomes(current, attested=True, fixed=True)
     event = RoundFixed(RoundNumber(current.number), accepted, told)
     state, more = _go_on(changed(state, current=current), Phase.ROOT)
     return state, [event, *more]
