@@ -13,7 +13,7 @@ from html import escape
 
 from torchbft.primitives.faults import FaultModel
 from torchbft.report.findings import Verdict
-from torchbft.report.gather import VOID, Cell, RoundCost, RunView
+from torchbft.report.gather import AGREEMENT, VOID, Cell, RoundCost, RunView
 from torchbft.report.words import PROOF, look, percent, seconds, size, span
 
 
@@ -78,7 +78,7 @@ def _margins(view: RunView, faults: FaultModel) -> str:
         return paragraph("No round has been finished.")
     void = sum(ended.void for ended in view.rounds())
     return paragraph(
-        f"Measured: {len(counts)} rounds counted, {void} were void. The fewest contributions in"
+        f"Measured: {len(counts)} rounds counted, {void} void. The fewest contributions in"
         f" a round were {min(counts)} (margin {min(counts) - faults.quorum:+d} over"
         f" {faults.quorum}), the median {statistics.median(counts):g} of {faults.n}."
     )
@@ -156,9 +156,10 @@ def cost(view: RunView) -> str:
         + _phase_table(costs)
         + paragraph(
             '<span class="note">Time is a peer\'s own clock, median over peers, and covers'
-            " everything of a round but training and evaluation: waiting for slower peers, the"
-            " ledger, fetching payloads, aggregation, signing the root. Void rounds are left"
-            " out. Bytes are counted at the socket.</span>"
+            " everything from the last commitment that counted to the signed root: ledger,"
+            " payloads, aggregation. Waiting for the slowest member to finish training, as any"
+            " synchronous training must, stands apart. Void rounds are left out. Bytes are"
+            " counted at the socket.</span>"
         )
     )
 
@@ -172,6 +173,7 @@ def _cost_table(costs: list[RoundCost]) -> str:
         ("consensus time per inner step", lambda c: c.seconds_per_step, seconds),
         ("consensus time per round", lambda c: c.consensus, seconds),
         ("training time per round", lambda c: c.train, seconds),
+        ("waiting for the slowest member to train", lambda c: c.wait, seconds),
         ("consensus, share of the round's time", lambda c: c.share, percent),
         ("control bytes sent per inner step", lambda c: c.sent_control / c.steps, size),
         ("payload bytes sent per inner step", lambda c: c.sent_payload / c.steps, size),
@@ -192,7 +194,7 @@ def _spread(values: list[float], show: Callable[[float], str]) -> tuple[str, str
 
 
 def _phase_table(costs: list[RoundCost]) -> str:
-    names = [name for name in costs[-1].phases if name != "train"]
+    names = [name for name in AGREEMENT if name in costs[-1].phases]
     if not names:
         return ""
     whole = sum(sum(c.phases.get(n, 0.0) for n in names) for c in costs) or 1.0
@@ -227,9 +229,10 @@ def _refused(view: RunView) -> str:
     rows = [_refused_row(view, key, cells) for key, cells in sorted(groups.items())]
     count = sum(len(cells) for cells in groups.values())
     return paragraph(
-        f"<strong>{count} contributions were refused.</strong> None for its value alone: a"
-        " contribution that decodes, was committed before the others were seen and opens its own"
-        " commitment is always accepted, however different. What set the refused ones apart:"
+        f"<strong>{count} contributions were refused.</strong> None for being different: one that"
+        " was committed in time, opens its own commitment and decodes to finite numbers is always"
+        " accepted, however far it lies from the others; the rule may then give it little weight"
+        " or none. What set the refused ones apart:"
     ) + table(("peer", "outcome", "rounds", "what was seen", "how it was told apart"), rows)
 
 
@@ -245,7 +248,7 @@ def _refused_row(
         escape(name) + _truth(view, name),
         escape(shown.label),
         f"{len(numbers)} ({escape(span(numbers))})",
-        escape("; ".join(list(reasons)[:3]) or shown.meaning),
+        escape("; ".join([shown.meaning, *list(reasons)[:3]])),
         kind + escape(PROOF.get(evidence, evidence)),
     )
 

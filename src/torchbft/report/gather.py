@@ -32,8 +32,10 @@ from torchbft.primitives.trace import (
     TraceRecord,
 )
 
-PHASES = ("train", "commit", "reveal", "decide", "fetch", "aggregate", "root")
-"""In the order of a round; all but the first are what agreement adds."""
+PHASES = ("train", "wait", "commit", "reveal", "decide", "fetch", "aggregate", "root")
+"""In the order of a round. ``wait`` is for the slowest member to finish training, as in any
+synchronous training; what comes after it is what agreement adds."""
+AGREEMENT = PHASES[2:]
 VOID = "void"
 """Outcome of a contribution that nothing was wrong with, in a round that did not count."""
 DOWN_WEIGHTED = 0.5
@@ -135,6 +137,7 @@ class RoundCost:
     round: int
     void: bool
     train: float
+    wait: float
     consensus: float
     steps: int
     """Inner steps that the round took; the divisor of every figure per step."""
@@ -147,8 +150,8 @@ class RoundCost:
 
     @property
     def share(self) -> float:
-        """Consensus as a share of training plus consensus, 0 to 1."""
-        whole = self.train + self.consensus
+        """Consensus as a share of training, waiting and consensus, 0 to 1."""
+        whole = self.train + self.wait + self.consensus
         return self.consensus / whole if whole else 0.0
 
     @property
@@ -232,6 +235,7 @@ class RunView:
             round=ended.round,
             void=ended.void,
             train=_median(r.train_seconds for r in told),
+            wait=_median(each.get("wait", 0.0) for each in times),
             consensus=_median(r.consensus_seconds for r in told),
             steps=self.steps_per_round,
             blocks=_median(r.blocks for r in told),

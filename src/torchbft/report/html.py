@@ -15,7 +15,7 @@ from torchbft import __version__
 from torchbft.report.answers import cost, liars, paragraph, refusals, table, threshold
 from torchbft.report.chart import Series, line_chart, stacked_bars
 from torchbft.report.findings import Verdict
-from torchbft.report.gather import Cell, RoundCost, RunView
+from torchbft.report.gather import AGREEMENT, Cell, RoundCost, RunView
 from torchbft.report.words import LEGEND, look, percent, seconds, sentence, size
 
 MAX_MATRIX_ROUNDS = 400
@@ -76,7 +76,7 @@ def _head(view: RunView, name: str) -> str:
             f"{len(started.members)} peers",
             f"rule {escape(started.rule)}",
             f"codec {escape(started.codec)}",
-            f"{started.parameters:,} parameters",
+            f"{started.parameters:,} parameters" if started.parameters else "",
             datetime.fromtimestamp(started.at, UTC).strftime("%Y-%m-%d %H:%M UTC"),
         ]
     facts = " · ".join(part for part in parts if part)
@@ -282,12 +282,13 @@ def _costs(view: RunView) -> str:
     costs = view.costs()
     if not costs:
         return paragraph("No round has been finished.")
-    names = [name for name in costs[-1].phases if name != "train"]
+    names = [name for name in AGREEMENT if name in costs[-1].phases]
     phases = [_layer(name, costs, _milliseconds(name)) for name in names] or [
         _layer("consensus", costs, lambda c: 1e3 * c.consensus)
     ]
     rounds = [
         _layer("training", costs, lambda c: 1e3 * c.train),
+        _layer("waiting for the slowest", costs, lambda c: 1e3 * c.wait),
         _layer("agreement", costs, lambda c: 1e3 * c.consensus),
     ]
     volume = [
@@ -325,6 +326,7 @@ def _numbers(costs: list[RoundCost]) -> str:
         (
             str(c.round) + (" (void)" if c.void else ""),
             seconds(c.train),
+            seconds(c.wait),
             seconds(c.consensus),
             percent(c.share),
             size(c.sent_control),
@@ -333,7 +335,16 @@ def _numbers(costs: list[RoundCost]) -> str:
         )
         for c in costs
     ]
-    head = ("round", "training", "agreement", "share", "control sent", "payload sent", "blocks")
+    head = (
+        "round",
+        "training",
+        "waiting",
+        "agreement",
+        "share",
+        "control sent",
+        "payload sent",
+        "blocks",
+    )
     return f"<details><summary>The same as a table</summary>{table(head, rows)}</details>"
 
 
