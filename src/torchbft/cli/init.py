@@ -109,12 +109,12 @@ def _new_run(
     return with_task(run, task)
 
 
-def with_task(run: RunSpec, task: str) -> RunSpec:
+def with_task(run: RunSpec, task: str, loaded: Any = None) -> RunSpec:
     """The run file with a task's source digest, start root and data set filled in."""
     from torchbft.pytorch.data import dataset_digest
     from torchbft.pytorch.task import load_task, source_digest, start_state
 
-    made = load_task(task)
+    made = loaded or load_task(task)
     fixed = Task(
         name=task.rpartition(":")[2],
         digest=source_digest(made),

@@ -45,6 +45,7 @@ from torchbft.primitives.runspec import RunSpec
 from torchbft.protocols.ledger.messages import Received, Tick
 from torchbft.protocols.peer import BlockDone, PeerMachine, Suspected
 from torchbft.protocols.round import interface as rounds
+from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.assignment import Share, positions
 from torchbft.protocols.round.events import OpeningsClosed
 from torchbft.protocols.round.state import Accepted
@@ -65,15 +66,19 @@ _T = TypeVar("_T")
 
 
 class Machine(Protocol):
-    """What the host runs: a ``PeerMachine``, or what a test wraps around one."""
+    """What the host runs: a ``PeerMachine``, or what a test builds around one."""
 
+    @property
+    def application(self) -> Application: ...
+    def last_commitment(self, number: int) -> float | None: ...
     def start(self, now: float) -> list[Effect]: ...
     def handle(self, event: object, now: float) -> list[Effect]: ...
     def deadline(self) -> float | None: ...
 
 
-Wrap = Callable[[PeerMachine], Machine]
-"""Test switch: an adversary around the peer's machine."""
+BuildPeer = Callable[[RunSpec, PeerId, SigningKey, bytes, Mapping[str, Sequence[bytes]]], Machine]
+"""Makes the machine from run, me, voting key, secret and records. Another one than ``PeerMachine``
+is a test switch: an adversary around it."""
 
 
 class PeerHost:
@@ -93,12 +98,12 @@ class PeerHost:
         voting: SigningKey,
         secret: bytes,
         link: Endpoint | None = None,
-        wrap: Wrap | None = None,
+        build: BuildPeer = PeerMachine,
         listen: tuple[str, int] | None = None,
     ) -> None:
         self._run, self._me, self._folder = run, me, folder
         self._identity, self._voting, self._secret = identity, voting, secret
-        self._link, self._wrap, self._listen = link, wrap, listen
+        self._link, self._build, self._listen = link, build, listen
         self._recipe = Recipe.of(run)
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
@@ -182,8 +187,7 @@ class PeerHost:
 
     def _begin(self) -> None:
         records: Mapping[str, Sequence[bytes]] = {n: list(log) for n, log in self._logs.items()}
-        self._peer = PeerMachine(self._run, self._me, self._voting, self._secret, records)
-        self._machine: Machine = self._wrap(self._peer) if self._wrap else self._peer
+        self._machine = self._build(self._run, self._me, self._voting, self._secret, records)
         peers = tuple(sorted(m.name for m in self._run.members))
         self._trainer = (
             TrainerPort(self._link, self._loop, self._on_trainer, peers) if self._link else None
@@ -387,7 +391,7 @@ class PeerHost:
             self.feed(rounds.PayloadRefused(Round(number), author, root, reason))
 
     def _opened(self) -> list[tuple[int, Accepted]]:
-        state = self._peer.application.state
+        state = self._machine.application.state
         known = [r for r in (state.previous, state.current) if r is not None]
         return [(r.number, item) for r in known for item in r.opened]
 
@@ -425,7 +429,7 @@ class PeerHost:
         if effect is None or not self._keeper.ready:
             return
         self._pending_advance = None
-        fixed = self._peer.application.state.round_of(effect.round)
+        fixed = self._machine.application.state.round_of(effect.round)
         accepted = [(PeerId(item.author), item.payload_root) for item in effect.accepted]
         before = self._keeper.current()
         fields = LedgerFields(
@@ -496,7 +500,7 @@ class PeerHost:
     # --- rounds, and their end --------------------------------------------------------------------
 
     def _current_round(self) -> int:
-        return self._peer.application.state.current.number
+        return self._machine.application.state.current.number
 
     def _start_training(self, effect: rounds.StartTraining) -> None:
         now = self._loop.time()
@@ -519,8 +523,8 @@ class PeerHost:
     def _block_done(self, done: BlockDone) -> None:
         now = self._loop.time()
         before = self._before_block()
-        self._chronicle.block(done, before, self._peer.last_commitment(before), now)
-        state = self._peer.application.state
+        self._chronicle.block(done, before, self._machine.last_commitment(before), now)
+        state = self._machine.application.state
         self._chronicle.show(phase=str(state.phase), round=state.current.number)
         for event in done.events:
             if isinstance(event, OpeningsClosed):
@@ -530,7 +534,7 @@ class PeerHost:
 
     def _before_block(self) -> int:
         """The round to which a block belongs: the one that was current before it."""
-        state = self._peer.application.state
+        state = self._machine.application.state
         number = self._block_round
         self._block_round = state.current.number
         return number

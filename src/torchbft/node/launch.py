@@ -9,12 +9,16 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torchbft.node.link import Endpoint, endpoints
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey, load_key, save_key
 from torchbft.primitives.runspec import RunSpec, load_run
+
+if TYPE_CHECKING:
+    from torchbft.node.driver import BuildPeer
 
 IDENTITY, VOTING, SECRET = "identity.key", "voting.key", "secret.key"
 
@@ -79,16 +83,17 @@ def run_node(
     sock: socket.socket | None,
     *,
     keys: Keys | None = None,
-    wrap: object = None,
+    build: BuildPeer | None = None,
     listen: tuple[str, int] | None = None,
 ) -> int:
     """Run a node in this process until it ends; returns its exit code.
 
-    ``wrap``: a test switch, see ``driver.Wrap``. Imports torch; uses one thread of it.
+    ``build``: a test switch, see ``driver.BuildPeer``. Imports torch; uses one thread of it.
     """
     import torch
 
     from torchbft.node.driver import PeerHost
+    from torchbft.protocols.peer import PeerMachine
 
     torch.set_num_threads(1)
     run.check_signed()
@@ -104,7 +109,7 @@ def run_node(
             voting=mine.voting,
             secret=mine.secret.seed(),
             link=Endpoint(sock) if sock is not None else None,
-            wrap=wrap,  # type: ignore[arg-type]
+            build=build or PeerMachine,
             listen=listen,
         )
         return await peer.run()
