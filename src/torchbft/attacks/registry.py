@@ -2,6 +2,22 @@
 
 from __future__ import annotations
 
+from torchbft.attacks.agents.contribution import (
+    BadOpener,
+    Equivocator,
+    Flickerer,
+    Oversized,
+    SilentValidator,
+    Withholder,
+)
+from torchbft.attacks.agents.delivery import (
+    Crasher,
+    Forger,
+    Replayer,
+    SelectiveSender,
+    Straggler,
+)
+from torchbft.attacks.agents.ordering import CensoringLeader, DoubleVoter
 from torchbft.attacks.declaration import Attack, Expectation
 from torchbft.attacks.vectors.alie import ALittleIsEnough
 from torchbft.attacks.vectors.noise import Gaussian, Infinite, NotANumber
@@ -19,6 +35,19 @@ _ATTACKS: tuple[type[Attack], ...] = (
     Scaled,
     LabelFlip,
     Copycat,
+    Equivocator,
+    Withholder,
+    BadOpener,
+    Replayer,
+    Straggler,
+    Crasher,
+    DoubleVoter,
+    Forger,
+    Oversized,
+    CensoringLeader,
+    SelectiveSender,
+    Flickerer,
+    SilentValidator,
 )
 
 

@@ -1,0 +1,78 @@
+"""Agents among honest peers, whole protocol, virtual time: the run goes on, and says who lied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from torchbft import attacks
+from torchbft.primitives.evidence import Fault
+
+AGENTS = [name for name, attack in attacks.known().items() if attack.kind == "agent"]
+ROUNDS = 4
+EVIDENCE = {
+    "equivocator": Fault.EQUIVOCATION,
+    "double_voter": Fault.DOUBLE_VOTE,
+    "bad_opener": Fault.BAD_OPENING,
+    "oversized": Fault.MALFORMED_PAYLOAD,
+}
+LONGER = {"crasher": {"rounds": 12, "strength": 2.5}}
+"""Its moments are random and its default is meant for rounds of seconds."""
+
+Make = Callable[..., Any]
+
+
+def test_without_liars_nobody_is_accused(swarm: Make) -> None:
+    honest = swarm(rounds=ROUNDS)
+    assert honest.go()
+    assert len(honest.finished) == 7
+    assert (honest.named, honest.suspected, honest.void) == ({}, {}, set())
+    assert all(len(authors) == 7 for authors in honest.fixed["peer-0"].values())
+
+
+@pytest.mark.parametrize("name", AGENTS)
+def test_two_liars_of_seven_change_nothing_but_their_own_standing(swarm: Make, name: str) -> None:
+    attacked = swarm(name, **({"rounds": ROUNDS} | LONGER.get(name, {})))
+    last = attacked.run.training.rounds - 1
+    assert attacked.go(), attacked.halted
+    assert attacked.finished == set(attacked.honest)
+    assert len({attacked.roots[peer][last] for peer in attacked.honest}) == 1
+    assert attacked.void == set()
+    for accepted in attacked.fixed["peer-0"].values():
+        assert set(attacked.honest) <= set(accepted)
+
+    expected = attacks.expectation(name)
+    liars = set(attacked.liars)
+    assert set(attacked.named) == (liars if expected.named else set())
+    assert set(attacked.suspected) <= liars
+    if expected.suspected:
+        assert set(attacked.suspected) == liars
+    if expected.named:
+        assert all(EVIDENCE[name] in faults for faults in attacked.named.values())
+
+
+@pytest.mark.parametrize("name", ["withholder", "double_voter", "bad_opener"])
+def test_more_than_f_liars_stop_the_run_or_are_convicted_and_nothing_wrong_is_final(
+    swarm: Make, name: str
+) -> None:
+    """Four peers stand f=1; two lie."""
+    liars = ("peer-1", "peer-2")
+    beyond = swarm(name, rounds=ROUNDS, peers=4, liars=liars)
+    beyond.go(seconds=900.0)
+    assert set(beyond.named) <= set(liars)
+    finals = [set(beyond.roots.get(peer, {}).items()) for peer in beyond.honest]
+    agreed = {number for number, _ in finals[0]} & {number for number, _ in finals[1]}
+    assert all(dict(finals[0])[number] == dict(finals[1])[number] for number in agreed)
+    stopped = beyond.halted or beyond.void or not beyond.finished
+    assert stopped or len(beyond.named) >= 2
+
+
+def test_the_same_seed_gives_the_same_run(swarm: Make) -> None:
+    def trace() -> str:
+        run = swarm("forger", rounds=2, peers=4, liars=("peer-2",))
+        run.go()
+        return str(run.cluster.trace_hash)
+
+    assert trace() == trace()
