@@ -116,6 +116,8 @@ def _misplaced(
 ) -> str | None:
     if statement.run_id != state.genesis.run_id:
         return "of another run"
+    if state.phase == Phase.FINISHED:
+        return "the run is over"
     if seats is None or statement.round >= state.genesis.rounds:
         return f"round {statement.round} is neither previous, current nor next"
     known = state.round_of(statement.round)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from torchbft.primitives.runspec import Timing
 
-RECENT_ROUNDS = 8
-"""Rounds remembered: long enough for a slow one to count, short enough to forget a bad hour."""
+RECENT_ROUNDS = 4
+"""Rounds whose slowest counts: enough for a round that evaluates, few enough to forget a spell."""
 
 MAX_DOUBLINGS = 6
 """After six void rounds in a row the time-outs stay at 64 times; the run halts soon after."""

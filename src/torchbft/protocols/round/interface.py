@@ -167,7 +167,8 @@ class Advance:
 
 @dataclass(frozen=True, slots=True)
 class DropRound:
-    """The round is void: the own contribution goes back into the residual."""
+    """The round is void: the own contribution goes back into the residual. If its outcome was
+    applied already, restore the state before it and tell ``StateAdvanced``."""
 
     round: Round
     reason: str

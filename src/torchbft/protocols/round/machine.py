@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from torchbft.primitives.effects import Broadcast, Effect
 from torchbft.primitives.errors import MisuseError
-from torchbft.primitives.evidence import NAMES, Fault, Outcome
+from torchbft.primitives.evidence import Fault
 from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.ids import Round as RoundNumber
@@ -27,12 +27,12 @@ from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Timing
 from torchbft.primitives.wire import WIRE_VERSION
 from torchbft.protocols.round import messages as m
+from torchbft.protocols.round.accusations import accusations, conviction, who_signed
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.deadlines import Deadlines
 from torchbft.protocols.round.events import (
     Convicted,
     Event,
-    MemberOutcome,
     RootSigned,
     RoundFixed,
     RoundVoid,
@@ -65,8 +65,8 @@ from torchbft.protocols.round.interface import (
 )
 from torchbft.protocols.round.outcomes import holders
 from torchbft.protocols.round.roots import RootVotes, read_vote
+from torchbft.protocols.round.sightings import Sightings
 from torchbft.protocols.round.state import (
-    QUOTA,
     Accepted,
     LedgerState,
     Phase,
@@ -97,17 +97,6 @@ ROOT_PATIENCE = 4.0
 
 MAX_VOID_STREAK = 8
 """Void rounds in a row until the run halts: time-outs have grown 64-fold by then."""
-
-MAX_HEARD = 4096
-"""Items of others held in memory: 64 members × 2 rounds × 7 slots × 2, rounded up."""
-
-_FAULT_OF = {
-    Outcome.ABSENT: Fault.ABSENT,
-    Outcome.LATE: Fault.LATE,
-    Outcome.UNOPENED: Fault.UNOPENED,
-    Outcome.MISSING: Fault.WITHHELD,
-    Outcome.MALFORMED: Fault.MALFORMED_PAYLOAD,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +147,7 @@ class RoundMachine:
         self._span: _Span | None = None
         self._wake: float | None = None
         self._over = False
-        self._seen: dict[tuple[int, str, str], float] = {}
-        self._heard: dict[tuple[int, str, str], tuple[bytes, ...]] = {}
-        self._stored: set[tuple[int, str, bytes]] = set()
-        self._refused: set[tuple[int, str, bytes]] = set()
+        self._seen = Sightings()
         self._asked: set[tuple[str, int, str]] = set()
         self._applied: StateAdvanced | None = None
         self._copied: int | None = None
@@ -181,7 +167,7 @@ class RoundMachine:
         for known in (state.previous, state.current):
             said = known and self._own.statement(known.number, "open")
             if isinstance(said, m.Opening):
-                self._stored.add((said.round, self._me, said.payload_root))
+                self._note_own(said, now)
                 effects += self._own.make(self._commitment(said, state))
         return [*effects, *self._reconcile(now)]
 
@@ -195,25 +181,27 @@ class RoundMachine:
         """When to call ``handle(Tick(), ...)`` if nothing else comes before."""
         return None if self._over else self._wake
 
+    def last_arrival(self, number: int, kind: str) -> float | None:
+        """When the newest item of a kind came in a round; None before the first."""
+        return max(self._seen.arrivals(number, kind, 0.0), default=None)
+
     def _absorb(self, event: Input, now: float) -> list[Effect]:
         match event:
             case LedgerAdvanced():
-                return self._ledger_advanced(event.events, now)
+                self._seen.note_ledger(self._application.state, now)
+                return [effect for told in event.events for effect in self._told(told)]
             case Trained():
                 return self._trained(event, now)
-            case PayloadStored():
-                self._stored.add((event.round, event.author, event.payload_root))
-                self._seen.setdefault((event.round, "payload", event.author), now)
-            case PayloadRefused():
-                self._refused.add((event.round, event.author, event.payload_root))
-                self._seen.setdefault((event.round, "payload", event.author), now)
+            case PayloadStored() | PayloadRefused():
+                self._seen.note_payload(event, now)
             case StateAdvanced():
                 self._applied = event
             case Found():
                 number = self._application.state.current.number
                 return self._own.make(m.EvidenceTx(*self._head(number), event.evidence))
             case Heard():
-                self._hear(event.tx, now)
+                if self._application.refusal(event.tx) is None:
+                    self._seen.note_item(m.parse(event.tx), event.tx, now)
             case Received():
                 return self._received(event, now)
             case PreferVoid():
@@ -274,34 +262,18 @@ class RoundMachine:
 
     # --- following the ledger ---------------------------------------------------------------------
 
-    def _ledger_advanced(self, events: tuple[Event, ...], now: float) -> list[Effect]:
-        state = self._application.state
-        for known in (state.previous, state.current):
-            for slot in known.slots if known is not None else ():
-                if known is not None:
-                    self._seen.setdefault((known.number, slot.kind, slot.author), now)
-        effects: list[Effect] = []
-        for event in events:
-            effects += self._told(event)
-        return effects
-
     def _told(self, event: Event) -> list[Effect]:
         if isinstance(event, RoundFixed):
             self._deadlines.round_ended(void=False)
-            return [a for o in event.outcomes for a in _accusations(event.round, o)]
+            return accusations(event)
         if isinstance(event, RoundVoid):
             self._deadlines.round_ended(void=True)
-            if self._applied is not None and self._applied.round == event.round:
-                self._applied = None  # until the host has restored the state before
-            accusations = [a for o in event.outcomes for a in _accusations(event.round, o)]
-            return [DropRound(event.round, event.reason), *accusations]
+            undone = self._applied is not None and self._applied.round == event.round
+            self._applied = None if undone else self._applied
+            return [DropRound(event.round, event.reason), *accusations(event)]
         if isinstance(event, RootSigned):
             return [RootAgreed(event.round, event.root, on_ledger=True)]
-        if isinstance(event, Convicted):
-            fault = Fault(event.evidence.fault)
-            number = RoundNumber(event.evidence.round)
-            return [Accuse(event.peer, number, fault, True, "signed twice", event.evidence)]
-        return []
+        return [conviction(event)] if isinstance(event, Convicted) else []
 
     def _follow(self, state: LedgerState, now: float) -> None:
         """Notice a new phase; its time-out starts when this peer can do its part."""
@@ -317,10 +289,7 @@ class RoundMachine:
 
     def _forget(self, current: int) -> None:
         self._own.forget(current)
-        self._seen = {k: at for k, at in self._seen.items() if k[0] >= current - 1}
-        self._heard = {k: txs for k, txs in self._heard.items() if k[0] >= current - 1}
-        self._stored = {k for k in self._stored if k[0] >= current - 1}
-        self._refused = {k for k in self._refused if k[0] >= current - 1}
+        self._seen.forget(current - 1)
         self._asked = {k for k in self._asked if k[1] >= current - 1}
         self._basis = {k: v for k, v in self._basis.items() if k >= current - 1}
 
@@ -330,26 +299,8 @@ class RoundMachine:
         if kind is None or span.since is None or known is None:
             return
         name = "attest" if kind == "payload" else kind
-        arrivals = self._arrivals(span.number, kind, span.since)
+        arrivals = self._seen.arrivals(span.number, kind, span.since)
         self._deadlines.observe(name, arrivals, _need(known), now - span.since)
-
-    def _arrivals(self, number: int, kind: str, since: float) -> list[float]:
-        return [
-            max(at - since, 0.0)
-            for (round_, kind_, _), at in self._seen.items()
-            if round_ == number and kind_ == kind
-        ]
-
-    def _hear(self, tx: bytes, now: float) -> None:
-        """Hold an admissible item of another author (6); it may have to be passed on."""
-        if self._application.refusal(tx) is not None:
-            return
-        parsed = m.parse(tx)
-        place = (parsed.statement.round, parsed.slot, parsed.statement.author)
-        self._seen.setdefault(place, now)
-        held = self._heard.get(place, ())
-        if len(held) < QUOTA and tx not in held and len(self._heard) < MAX_HEARD:
-            self._heard[place] = (*held, tx)
 
     # --- the steps --------------------------------------------------------------------------------
 
@@ -403,10 +354,13 @@ class RoundMachine:
         if seat is None or not seat.contributor or self._own.own(event.round, "open") is not None:
             return []
         opening = self._opening(event, state)
-        self._stored.add((event.round, self._me, event.payload_root))
-        for kind in ("commit", "payload"):
-            self._seen.setdefault((event.round, kind, self._me), now)
+        self._note_own(opening, now)
         return [*self._own.make(opening), *self._own.make(self._commitment(opening, state))]
+
+    def _note_own(self, opening: m.Opening, now: float) -> None:
+        number = RoundNumber(opening.round)
+        self._seen.note(number, "commit", self._me, now)
+        self._seen.note_payload(PayloadStored(number, self._me, opening.payload_root), now)
 
     def _prf(self, purpose: str, number: int) -> bytes:
         return m.secret_for(self._secret, purpose, self._application.state.genesis.run_id, number)
@@ -461,7 +415,7 @@ class RoundMachine:
         return [*effects, *self._own.make(closing)]
 
     def _closes_at(self, current: RoundState, kind: str, since: float) -> float:
-        arrivals = self._arrivals(current.number, kind, since)
+        arrivals = self._seen.arrivals(current.number, kind, since)
         return since + self._deadlines.timeout(kind, arrivals=arrivals, need=_need(current))
 
     def _held_item(self, state: LedgerState, kind: str, seat: Seat) -> bytes | None:
@@ -471,7 +425,7 @@ class RoundMachine:
             return b""
         if seat.name == self._me and self._own.own(state.current.number, kind) is not None:
             return b""
-        for tx in self._heard.get((state.current.number, kind, seat.name), ()):
+        for tx in self._seen.items(state.current.number, kind, seat.name):
             if self._application.refusal(tx) is None:
                 return tx
         return None
@@ -485,11 +439,12 @@ class RoundMachine:
         return [OfferPayload(RoundNumber(said.round), said.payload_root, said.payload_length)]
 
     def _attest(self, state: LedgerState, now: float) -> list[Effect]:
-        """Fetch what is missing; attest once all is here, or at the time-out (10)."""
+        """Fetch what is missing; attest once all that is waited for is here, or at the time-out
+        (10). A member that is not waited for costs no time-out by withholding its payload."""
         current, span = state.current, self._span
         if state.phase != Phase.ATTEST or span is None or span.since is None:
             return []
-        lacking = [item for item in current.opened if not self._decided(current.number, item)]
+        lacking = [item for item in current.opened if not self._seen.decided(current.number, item)]
         others = tuple(PeerId(seat.name) for seat in current.seats if seat.name != self._me)
         effects: list[Effect] = [
             _fetch(current.number, item, others)
@@ -499,32 +454,22 @@ class RoundMachine:
         if not self._validates(current) or self._own.own(current.number, "attest") is not None:
             return effects
         at = span.since + self._attest_timeout(current, span.since)
-        if lacking and now < at:
+        if now < at and any(item.author in current.waited for item in lacking):
             self._wake_at(at)
             return effects
         opened = {item.author: item for item in current.opened}
-        statuses = bytes(self._status(current, opened.get(seat.name)) for seat in current.seats)
+        statuses = bytes(
+            self._seen.status(current.number, opened.get(seat.name)) for seat in current.seats
+        )
         return [*effects, *self._own.make(m.Attestation(*self._head(current.number), statuses))]
 
     def _attest_timeout(self, current: RoundState, since: float) -> float:
         return self._deadlines.timeout(
             "attest",
             size=sum(item.payload_length for item in current.opened),
-            arrivals=self._arrivals(current.number, "payload", since),
+            arrivals=self._seen.arrivals(current.number, "payload", since),
             need=_need(current),
         )
-
-    def _decided(self, number: int, item: Accepted) -> bool:
-        place = (number, item.author, item.payload_root)
-        return place in self._stored or place in self._refused
-
-    def _status(self, current: RoundState, item: Accepted | None) -> int:
-        if item is None:
-            return m.Status.NONE
-        place = (current.number, item.author, item.payload_root)
-        if place in self._stored:
-            return m.Status.HELD
-        return m.Status.MALFORMED if place in self._refused else m.Status.MISSING
 
     # --- the agreed state and its root ------------------------------------------------------------
 
@@ -544,6 +489,10 @@ class RoundMachine:
         applied = self._applied
         if applied is None:
             return []
+        for known in (state.previous, state.current):
+            if known is not None and known.number == applied.round and known.verdict == "void":
+                self._applied = None
+                return [DropRound(RoundNumber(known.number), known.reason)]
         if state.unsigned is not None:
             self._basis.setdefault(state.unsigned.number, state.signed)
         newest = self._newest_root(state)
@@ -562,11 +511,7 @@ class RoundMachine:
         self, state: LedgerState, fixed: RoundState, applied: StateAdvanced, now: float
     ) -> list[Effect]:
         number = fixed.number
-        lacking = [
-            item
-            for item in fixed.accepted
-            if (number, item.author, item.payload_root) not in self._stored
-        ]
+        lacking = [item for item in fixed.accepted if not self._seen.stored(number, item)]
         if not lacking:
             if fixed.agreed is None or not self._once("advance", number):
                 return []
@@ -628,7 +573,7 @@ class RoundMachine:
 
     def _measure_roots(self, votes: RootVotes, now: float) -> None:
         since = self._votes_since
-        arrivals = self._arrivals(votes.round.number, "root", since)
+        arrivals = self._seen.arrivals(votes.round.number, "root", since)
         need = FaultModel(len(votes.round.validators)).quorum
         self._deadlines.observe("root", arrivals, need, now - since)
 
@@ -643,7 +588,7 @@ class RoundMachine:
         if tx is None:
             return effects
         votes.add(m.parse(tx))
-        self._seen.setdefault((number, "root", self._me), now)
+        self._seen.note(number, "root", self._me, now)
         if self._vote_sent is None or now >= self._vote_sent + RESEND_SECONDS:
             self._vote_sent = now
             effects.append(Broadcast(tx))
@@ -668,7 +613,7 @@ class RoundMachine:
         if reason is not None:
             number = RoundNumber(vote.round)
             return [Accuse(event.sender, number, Fault.BAD_SIGNATURE, False, reason)]
-        self._seen.setdefault((vote.round, "root", vote.author), now)
+        self._seen.note(vote.round, "root", vote.author, now)
         return []
 
     def _root_timeout(self, votes: RootVotes) -> float:
@@ -681,7 +626,7 @@ class RoundMachine:
         first = self._votes_since + timeout
         last = self._votes_since + ROOT_PATIENCE * timeout
         if now >= last or (now >= first and not votes.possible()):
-            return self._halt(_who_signed(votes))
+            return self._halt(who_signed(votes))
         self._wake_at(first if now < first else last)
         return []
 
@@ -696,11 +641,7 @@ class RoundMachine:
         if self._me not in validators or self._own.own(number, "rooted") is not None:
             return []
         agreed_at = self._agreed[1] if self._agreed is not None else now
-        commits = [
-            at
-            for (round_, kind, _), at in self._seen.items()
-            if (round_, kind) == (number + 1, "commit")
-        ]
+        commits = self._seen.arrivals(number + 1, "commit", 0.0)
         hold = 0.0 if state.phase == Phase.ROOT else CERTIFICATE_HOLD
         ready = max(agreed_at, min([*commits, agreed_at + hold]))
         turn = (validators.index(self._me) - number) % len(validators)
@@ -746,13 +687,10 @@ class RoundMachine:
                 committed(current) if kind == "open" else {*current.waited}
             )
             until = self._closes_at(current, kind, span.since) if span.since is not None else None
-            return kind, self._silent(current.number, kind, waited), until
+            return kind, self._seen.silent(current.number, kind, waited), until
         validators = {seat.name for seat in current.validators}
         name = {Phase.READY: "ready", Phase.ATTEST: "attest"}.get(phase, "rooted")
-        return name, self._silent(current.number, name, validators), None
-
-    def _silent(self, number: int, kind: str, expected: set[str]) -> list[str]:
-        return sorted(name for name in expected if (number, kind, name) not in self._seen)
+        return name, self._seen.silent(current.number, name, validators), None
 
     def _finish(self, state: LedgerState, now: float) -> list[Effect]:
         if state.phase != Phase.FINISHED or not self._once("finish", state.current.number):
@@ -780,22 +718,3 @@ def _fetch(number: int, item: Accepted, holders_: tuple[PeerId, ...]) -> FetchPa
     return FetchPayload(
         RoundNumber(number), author, item.payload_root, item.payload_length, holders_
     )
-
-
-def _who_signed(votes: RootVotes) -> str:
-    said = [f"{root.hex()[:12]} by {', '.join(names)}" for root, names in votes.by_root().items()]
-    silent = votes.missing()
-    if silent:
-        said.append(f"nothing by {', '.join(silent)}")
-    return f"no quorum of equal roots in round {votes.round.number}: {'; '.join(said)}"
-
-
-def _accusations(number: RoundNumber, outcome: MemberOutcome) -> list[Effect]:
-    """Equivocation is left out: its conviction is an event of its own."""
-    fault = _FAULT_OF.get(outcome.outcome)
-    if fault is None:
-        return []
-    if outcome.reason == "bad-opening":
-        fault = Fault.BAD_OPENING
-    named = fault in NAMES
-    return [Accuse(outcome.peer, number, fault, named, outcome.reason, outcome.evidence)]

@@ -1,0 +1,50 @@
+"""What this peer says of others: accusations from the ledger's outcomes, and who signed what."""
+
+from __future__ import annotations
+
+from torchbft.primitives.effects import Effect
+from torchbft.primitives.evidence import NAMES, Fault, Outcome
+from torchbft.primitives.ids import Round as RoundNumber
+from torchbft.protocols.round.events import Convicted, MemberOutcome, RoundFixed, RoundVoid
+from torchbft.protocols.round.interface import Accuse
+from torchbft.protocols.round.roots import RootVotes
+
+_FAULT_OF = {
+    Outcome.ABSENT: Fault.ABSENT,
+    Outcome.LATE: Fault.LATE,
+    Outcome.UNOPENED: Fault.UNOPENED,
+    Outcome.MISSING: Fault.WITHHELD,
+    Outcome.MALFORMED: Fault.MALFORMED_PAYLOAD,
+}
+"""Equivocation is left out: its conviction is an event of its own."""
+
+
+def accusations(event: RoundFixed | RoundVoid) -> list[Effect]:
+    """Named with evidence, suspected without."""
+    found = [_accusation(event.round, outcome) for outcome in event.outcomes]
+    return [accusation for accusation in found if accusation is not None]
+
+
+def _accusation(number: RoundNumber, outcome: MemberOutcome) -> Accuse | None:
+    fault = _FAULT_OF.get(outcome.outcome)
+    if fault is None:
+        return None
+    if outcome.reason == "bad-opening":
+        fault = Fault.BAD_OPENING
+    named = fault in NAMES
+    return Accuse(outcome.peer, number, fault, named, outcome.reason, outcome.evidence)
+
+
+def conviction(event: Convicted) -> Accuse:
+    evidence = event.evidence
+    fault, number = Fault(evidence.fault), RoundNumber(evidence.round)
+    return Accuse(event.peer, number, fault, True, "signed twice", evidence)
+
+
+def who_signed(votes: RootVotes) -> str:
+    """One line for people: every root, who signed it, and who signed none."""
+    said = [f"{root.hex()[:12]} by {', '.join(names)}" for root, names in votes.by_root().items()]
+    silent = votes.missing()
+    if silent:
+        said.append(f"nothing by {', '.join(silent)}")
+    return f"no quorum of equal roots in round {votes.round.number}: {'; '.join(said)}"
