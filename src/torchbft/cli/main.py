@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -77,6 +78,9 @@ def build() -> typer.Typer:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; never a traceback for an expected failure."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Unicode shows "?"
     try:
         given = list(sys.argv[1:] if arguments is None else arguments)
         result = build()(args=given or ["--help"], prog_name="torchbft", standalone_mode=False)

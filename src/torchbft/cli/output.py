@@ -50,8 +50,9 @@ def _encoded(data: object) -> bytes:
 
 
 def say(words: str) -> None:
-    """Words for people, on stderr."""
-    sys.stderr.write(words + "\n")
+    """Words for people, on stderr; control characters in them (peers write some) are replaced."""
+    safe = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in words)
+    sys.stderr.write(safe + "\n")
     sys.stderr.flush()
 
 

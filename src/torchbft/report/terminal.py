@@ -27,6 +27,7 @@ from torchbft.report.words import (
     TERMINAL,
     look,
     percent,
+    printable,
     seconds,
     span,
 )
@@ -86,7 +87,7 @@ class LiveView:
             self._live.update(self._picture(view), refresh=True)
         else:
             for line in self._lines.new(view, last=last):
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+                self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
         return view
 
     def _picture(self, view: RunView) -> RenderableType:
@@ -158,7 +159,7 @@ def _headline(view: RunView, total: int, now: float) -> Text:
     if until is not None and now:
         line.append(f" (waits at most {max(0.0, until - now):.0f} s)")
     if waiting:
-        line.append(f" for {', '.join(waiting)}", "yellow")
+        line.append(printable(f" for {', '.join(waiting)}"), "yellow")
     line.append(f"   {_clock(_elapsed(view, now))} elapsed")
     left = _left(view, done, total)
     if left and not view.end:
@@ -286,11 +287,13 @@ def _findings(view: RunView) -> list[Text]:
     lines = []
     for item in view.accusations():
         word = "named" if item.named else "suspected"
-        line = Text.assemble((f"{word} ", "bold red" if item.named else "yellow"), item.peer)
-        line.append(f": {item.fault} in round {span(item.rounds)}: {item.reason}")
+        line = Text.assemble((f"{word} ", "bold red" if item.named else "yellow"))
+        words = f"{item.peer}: {item.fault} in round {span(item.rounds)}: {item.reason}"
+        line.append(printable(words))
         lines.append(line)
     for name, reason, rounds in refused(view):
-        lines.append(Text.assemble(("refused ", "magenta"), name, f": {reason} (round {rounds})"))
+        words = printable(f"{name}: {reason} (round {rounds})")
+        lines.append(Text.assemble(("refused ", "magenta"), words))
     return lines[:MAX_FINDINGS]
 
 

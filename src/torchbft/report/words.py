@@ -83,6 +83,11 @@ def sentence(cell: Cell) -> str:
     return "; ".join(parts)
 
 
+def printable(text: str) -> str:
+    """What a peer wrote, without control characters that would steer a terminal."""
+    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+
+
 def span(rounds: tuple[int, ...]) -> str:
     """``(0, 1, 2, 5)`` as ``0–2, 5``."""
     runs: list[list[int]] = []

@@ -44,7 +44,14 @@ from torchbft.tensors.update import Update
 NAMES = tuple(f"peer-{letter}" for letter in "abcdefg")
 WITHHOLDER, POISONER = "peer-c", "peer-f"
 STARTED_AT = 1_800_000_000.0
-PHASES = {"train": 0.3, "wait": 0.03, "commit": 0.02, "reveal": 0.015, "decide": 0.02, "aggregate": 0.01}
+PHASES = {
+    "train": 0.3,
+    "wait": 0.03,
+    "commit": 0.02,
+    "reveal": 0.015,
+    "decide": 0.02,
+    "aggregate": 0.01,
+}
 NAN = "holds values that are not finite"
 
 
