@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-MAX_PROBLEMS = 100
-"""One damaged log can break everything after it; the first problems say what to look at."""
+MAX_PROBLEMS_PER_FILE = 5
+"""One false record can break everything after it; the first few say what to look at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +60,13 @@ class Findings:
 
     checked: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
+    _told: Counter[str] = field(default_factory=Counter)
 
     def count(self, what: str, number: int = 1) -> None:
         self.checked[what] += number
 
     def problem(self, where: str, what: str) -> None:
-        if len(self.problems) < MAX_PROBLEMS:
+        file = where.split(", record")[0]
+        self._told[file] += 1
+        if self._told[file] <= MAX_PROBLEMS_PER_FILE:
             self.problems.append(Problem(where, what))
