@@ -21,9 +21,10 @@ from torchbft.pytorch.data import Feed, MapStyle, own_positions, private_seed, r
 from torchbft.pytorch.link import RoundOutcome, RoundStart, TrainerHook
 from torchbft.pytorch.solo import Slices
 from torchbft.pytorch.task import Task, TaskStep, build_model, evaluate
-from torchbft.pytorch.work import RoundWork, initial_state, outer_optimizer
+from torchbft.pytorch.work import RoundWork, initial_state
 from torchbft.tensors.advance import LedgerFields, advance, integer_median
 from torchbft.tensors.aggregation import get
+from torchbft.tensors.recipe import outer_of
 from torchbft.tensors.state import AgreedState
 from torchbft.tensors.update import Update
 
@@ -101,7 +102,7 @@ class _Cohort:
         shards: Mapping[str, MapStyle] | None,
     ) -> None:
         self._task, self._run, self._f, self._rule = task, run, f, get(rule)
-        self._outer = outer_optimizer(run)
+        self._outer = outer_of(run)
         self._model = build_model(task, run)
         initial = initial_state(self._model, run)
         history = self._rule.init(initial.layout.parameter_count)

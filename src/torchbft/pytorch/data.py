@@ -100,6 +100,19 @@ def round_samples(run: RunSpec) -> int:
     return training.inner_steps * training.accumulate * training.batch_size
 
 
+def part_of(positions: Sequence[int], batch: int, rank: int, ranks: int) -> Sequence[int]:
+    """The positions of one of ``ranks`` processes that share each batch: every ranks-th of it."""
+    if batch % ranks:
+        raise ConfigError(
+            f"batches of {batch} cannot be shared by {ranks} ranks",
+            where="process_group",
+            hint="a mean of unequal parts would weigh samples differently",
+        )
+    if ranks == 1:
+        return positions
+    return [index for place, index in enumerate(positions) if place % batch % ranks == rank]
+
+
 def permutation(samples: int, seed: bytes, pass_index: int) -> list[int]:
     """One order of ``samples`` indices, from a seed and the number of the pass."""
     digest = sha256("data/order", seed, pass_index.to_bytes(8, "big"))

@@ -33,6 +33,7 @@ from torchbft.pytorch.data import (
     MapStyle,
     dataset_digest,
     own_positions,
+    part_of,
     private_seed,
     round_samples,
 )
@@ -60,10 +61,11 @@ class Swarm:
         private: bool = False,
         peer: str = "",
         hook: TrainerHook | None = None,
+        share: tuple[int, int] = (0, 1),
     ) -> None:
         _check_mode(run, private)
         self.run, self.model, self.peer, self.private = run, model, peer, private
-        self._link, self._hook, self._left = link, hook, False
+        self._link, self._hook, self._share, self._left = link, hook, share, False
         initial = initial_state(model, run)
         self._work = RoundWork(model, optimizers, schedulers, run, start=initial, hook=hook)
         self._callbacks: list[Callable[[int], Measured]] = []
@@ -138,7 +140,7 @@ class Swarm:
                 where="swarm.batches",
                 hint="slices are assigned by the ledger: leave it out or use the run file's",
             )
-        feed = Feed(train_set, agreed, collate, peer=self.peer)
+        feed = Feed(train_set, agreed // self._share[1], collate, peer=self.peer)
         if not self.private:
             check_dataset(train_set, samples=data.samples, digest=data.digest)
         return feed
@@ -165,10 +167,12 @@ class Swarm:
         return step
 
     def _positions(self, start: RoundStart, feed: Feed) -> Sequence[int]:
-        if start.positions is not None and not self.private:
-            return start.positions
-        seed = private_seed(self.run, self.peer)
-        return own_positions(feed.samples, start.round, round_samples(self.run), seed)
+        positions = start.positions
+        if positions is None or self.private:
+            seed = private_seed(self.run, self.peer)
+            positions = own_positions(feed.samples, start.round, round_samples(self.run), seed)
+        rank, ranks = self._share
+        return part_of(positions, self.run.training.batch_size, rank, ranks)
 
     def _seen(self, batch: Batch) -> Batch:
         if self._hook is not None and isinstance(batch, tuple | list) and len(batch) == 2:
@@ -234,12 +238,21 @@ def join(
     if link is None and group.is_first(process_group):
         folder = connection.peer_folder(run, folder, name)
         peer, link = folder.name, connection.connect(run, folder)
+    share = (0, 1)
     if process_group is not None:
-        link = group.GroupLink(link, process_group, initial_state(inside, spec).layout)
+        joint = group.GroupLink(link, process_group, initial_state(inside, spec).layout)
+        link, share = joint, (joint.rank, joint.ranks)
     if link is None:
         raise MisuseError("no node to join through", where="join")
     return Swarm(
-        spec, link, inside, _several(optimizer), _several(scheduler), private=private, peer=peer
+        spec,
+        link,
+        inside,
+        _several(optimizer),
+        _several(scheduler),
+        private=private,
+        peer=peer,
+        share=share,
     )
 
 

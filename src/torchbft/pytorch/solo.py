@@ -20,10 +20,8 @@ from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec, new_member
 from torchbft.pytorch.data import permutation, round_samples
 from torchbft.pytorch.link import RoundOutcome, RoundStart, RunOver
-from torchbft.pytorch.work import outer_optimizer
 from torchbft.tensors.advance import LedgerFields, advance
-from torchbft.tensors.aggregation import get
-from torchbft.tensors.compression import get_codec
+from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
 from torchbft.tensors.update import Update
 
@@ -90,7 +88,7 @@ class LocalSwarm:
         self.roots: dict[tuple[int, PeerId], tuple[bytes, bytes]] = {}
         self.changed = threading.Condition()
         self.active = set(self.peers)
-        self._codec, self._rule = get_codec(run.aggregation.codec), get(run.aggregation.rule)
+        self._recipe = Recipe.of(run)
         self._slices = Slices(run, samples or run.data.samples)
         self._void, self._refused = frozenset(void), frozenset(refused)
         self._initial: dict[PeerId, AgreedState] = {}
@@ -173,7 +171,7 @@ class LocalSwarm:
                 reasons[peer] = "refused"
                 continue
             try:
-                decoded[peer] = self._codec.decode(payload, before.layout)
+                decoded[peer] = self._recipe.codec.decode(payload, before.layout)
             except DecodeError as error:
                 reasons[peer] = f"malformed: {error}"
         void = number in self._void or len(decoded) < self.run.m_min
@@ -195,9 +193,9 @@ class LocalSwarm:
         after, _ = advance(
             before,
             tuple(decoded.items()),
-            rule=self._rule,
+            rule=self._recipe.rule,
             f=self.run.contributor_faults.f,
-            outer=outer_optimizer(self.run),
+            outer=self._recipe.outer,
             ledger=LedgerFields(
                 round=before.round + 1,
                 inner_step=before.inner_step + self.run.training.inner_steps,

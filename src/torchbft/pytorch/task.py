@@ -109,7 +109,7 @@ class TaskStep:
         if part == 0:
             self._optimizer.zero_grad(set_to_none=True)
         seed = seeded(self._run, "batch", round, index, peer=self._peer)
-        torch.manual_seed(seed)
+        _seed_torch(seed)
         loss = self._task.loss(self._model, batch, self._rng.manual_seed(seed))
         (loss / accumulate if accumulate > 1 else loss).backward()  # type: ignore[no-untyped-call]
         if part == accumulate - 1:
@@ -122,6 +122,13 @@ class TaskStep:
         if rate is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = rate
+
+
+def _seed_torch(seed: int) -> None:
+    """As ``torch.manual_seed``, which costs a millisecond where CUDA was never used."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
 
 
 def evaluate(task: Task, model: nn.Module) -> tuple[float, float | None]:

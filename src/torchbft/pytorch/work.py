@@ -22,13 +22,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchbft.primitives.digests import blake3_digest, payload_root
 from torchbft.primitives.errors import ConfigError
-from torchbft.primitives.runspec import Outer, RunSpec
+from torchbft.primitives.runspec import RunSpec
 from torchbft.pytorch.inner import GradientWatch, InnerState
 from torchbft.pytorch.link import RoundOutcome, RoundStart, TrainerHook
 from torchbft.pytorch.trace import LEAF_STEPS, RoundTrace, inner_root, model_root, residual_root
-from torchbft.tensors.aggregation import get
-from torchbft.tensors.compression import PendingResidual, Residual, get_codec
-from torchbft.tensors.outer import OuterSGD
+from torchbft.tensors.compression import PendingResidual, Residual
+from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
 from torchbft.tensors.update import Update, difference
 
@@ -47,17 +46,7 @@ class Contribution:
 
 def initial_state(model: nn.Module, run: RunSpec) -> AgreedState:
     """The state before round 0 with the values of ``model`` and an empty history of the rule."""
-    return AgreedState.initial(model, rule=get(run.aggregation.rule))
-
-
-def outer_optimizer(run: RunSpec) -> OuterSGD:
-    """The run's outer step; plain SGD where contributions are gradients or their averages."""
-    outer = run.outer if run.training.contribution == "pseudo_gradient" else _plain(run.outer)
-    return OuterSGD(outer.learning_rate, outer.momentum, outer.nesterov and outer.momentum > 0)
-
-
-def _plain(outer: Outer) -> Outer:
-    return Outer(learning_rate=outer.learning_rate, momentum=0.0, nesterov=False)
+    return AgreedState.initial(model, rule=Recipe.of(run).rule)
 
 
 class RoundWork:
@@ -86,9 +75,10 @@ class RoundWork:
                 where="run file",
                 hint='with more inner steps the contribution is "pseudo_gradient"',
             )
-        self.model, self.layout, self.codec = model, start.layout, get_codec(run.aggregation.codec)
+        recipe = Recipe.of(run)
+        self.model, self.layout, self.codec = model, start.layout, recipe.codec
         self.residual = Residual.zero(start.layout)
-        self._training, self._outer, self._hook = training, outer_optimizer(run), hook
+        self._training, self._outer, self._hook = training, recipe.outer, hook
         self._inner = InnerState(
             optimizers,
             schedulers,
