@@ -165,9 +165,29 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
             sock.close()
 
 
+def preload(local: Local) -> None:
+    """Import all that peers need before they are forked: once instead of twice a peer.
+
+    The first step of a torch optimizer imports seconds' worth of modules, so one is taken here.
+    """
+    import torch
+
+    import torchbft.node.driver
+    import torchbft.pytorch.process
+    import torchbft.pytorch.train
+    from torchbft.pytorch.task import build_model
+
+    model = build_model(local.task, local.run)
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    local.task.build_optimizer(model).step()
+
+
 def supervisor(local: Local) -> Supervisor:
     """Fork all peers' processes, two each, and watch over them."""
     from torchbft.node.supervisor import Supervisor
+
+    preload(local)
 
     def node(name: PeerId, sock: socket.socket) -> int:
         from torchbft.node.launch import run_node
