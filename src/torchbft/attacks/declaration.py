@@ -30,11 +30,16 @@ class Leaves(StrEnum):
     RULE = "rule"
     """Only the outcome of the aggregation rule: a refusal by norm, a smaller weight."""
     NOTHING = "nothing"
+    """An omission is seen, and suspected, by all; but nobody can show who lost what."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """Where a run at default strength shows the liars. No honest peer is ever named."""
+    """Where a run of the default rule at default strength shows every liar.
+
+    ``named`` is exact both ways. ``suspected`` and ``downweighted`` say what is sure to be seen;
+    where they are False it may happen or not. No honest peer is ever named.
+    """
 
     named: bool
     suspected: bool

@@ -111,7 +111,7 @@ class Withholder(_Omitting):
     """Commits in every round and never opens: an omission, which the closed window shows."""
 
     name = "withholder"
-    leaves = Leaves.OBSERVATIONS
+    leaves = Leaves.NOTHING
     expected = Expectation(named=False, suspected=True, downweighted=False)
 
     def omits(self, slot: str, round: int) -> bool:
@@ -125,7 +125,7 @@ class Flickerer(_Omitting):
     """
 
     name = "flickerer"
-    leaves = Leaves.OBSERVATIONS
+    leaves = Leaves.NOTHING
     default_strength = 3.0
     expected = Expectation(named=False, suspected=True, downweighted=False)
 

@@ -30,7 +30,7 @@ class Straggler(Agent):
     """
 
     name = "straggler"
-    leaves = Leaves.OBSERVATIONS
+    leaves = Leaves.NOTHING
     default_strength = 10.0
     expected = Expectation(named=False, suspected=True, downweighted=False)
 
@@ -50,7 +50,7 @@ class Crasher(Agent):
     """
 
     name = "crasher"
-    leaves = Leaves.OBSERVATIONS
+    leaves = Leaves.NOTHING
     default_strength = 5.0
     expected = Expectation(named=False, suspected=True, downweighted=False)
 

@@ -29,7 +29,7 @@ class Gaussian(VectorAttack):
     leaves = Leaves.RULE
     default_strength = 30.0
     bites = True
-    expected = Expectation(named=False, suspected=True, downweighted=True)
+    expected = Expectation(named=False, suspected=False, downweighted=True)
 
     def forge(self, view: VectorView) -> Tensor:
         rms = float(view.own_D.double().square().mean().sqrt()) if len(view.own_D) else 0.0
@@ -64,5 +64,4 @@ class Infinite(NotANumber):
     """As ``nan``, with +inf."""
 
     name: ClassVar[str] = "inf"
-    bites = False
     value: ClassVar[float] = math.inf
