@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Broadcast, Effect, Send
-from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.wire import encode
@@ -31,6 +30,7 @@ from torchbft.protocols.ledger.messages import (
     Transaction,
     Vote,
     Want,
+    block_digest,
     decode_message,
     sign_vote,
 )
@@ -138,6 +138,18 @@ class LockHider(Adversary):
         return [Broadcast(encode(Timeout(denial, None)))]
 
 
+class LockBreaker(Adversary):
+    """As leader of a later view it proposes a block of its own instead of the certified one."""
+
+    def change(self, effect: Send | Broadcast, message: Message) -> list[Effect]:
+        if not isinstance(message, Proposal) or message.justification is None:
+            return [effect]
+        seat, vote = self.seat, message.vote
+        block = self.machine.tip.block(seat.run_id, seat.me, [b"z/%d" % vote.view])
+        own = self.vote(Kind.PROPOSE, vote.height, vote.view, block_digest(block))
+        return [Broadcast(encode(Proposal(own, block, message.justification)))]
+
+
 class Forger(Adversary):
     """Sends votes in the names of others, and swaps authors and signers in what it sends."""
 
@@ -214,21 +226,9 @@ ADVERSARIES: dict[str, Callable[[Seat], Adversary | Equivocator]] = {
     "censoring-leader": CensoringLeader,
     "selective-leader": SelectiveLeader,
     "lock-hider": LockHider,
+    "lock-breaker": LockBreaker,
     "forger": Forger,
     "garbage-sender": GarbageSender,
     "equivocator": Equivocator,
 }
 """All ledger adversaries by name."""
-
-LEAVE_EVIDENCE = frozenset({"double-voter"})
-"""Those that sign contradicting votes to the same peers, so that evidence is certain to be found;
-an equivocator is found once its halves meet."""
-
-
-def readable(message: bytes) -> bool:
-    """Whether bytes are a message at all."""
-    try:
-        decode_message(message)
-    except DecodeError:
-        return False
-    return True

@@ -47,10 +47,9 @@ What a peer sends never raises. Effects come in the order persist, send, apply.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from torchbft.primitives.abci import Application
-from torchbft.primitives.effects import Broadcast, Effect, Persist, Send
+from torchbft.primitives.effects import Effect
 from torchbft.primitives.errors import DecodeError, HaltError, MisuseError, StorageError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import Height, PeerId, View
@@ -62,7 +61,6 @@ from torchbft.protocols.ledger.certificates import (
     ValidatorSet,
     check_high,
     check_timeouts,
-    double_vote,
     encoded_finalized,
     make_certificate,
     make_timeout_certificate,
@@ -96,14 +94,13 @@ from torchbft.protocols.ledger.messages import (
     sign_vote,
     vote_is_signed,
 )
+from torchbft.protocols.ledger.outbox import Accusations, Outbox
 from torchbft.protocols.ledger.recovery import read_votes, restore
 from torchbft.protocols.ledger.state import (
     GENESIS_DIGEST,
-    Accuse,
     Finalized,
     HeightState,
     LedgerConfig,
-    Suspect,
     Tip,
 )
 
@@ -114,20 +111,6 @@ IDLE_INTERVALS = 8
 """An idle validator asks one peer for its height every 8 resend intervals."""
 
 Gate = Callable[[Sequence[bytes]], bool]
-
-
-@dataclass(slots=True)
-class _Outbox:
-    """Effects of one input, in the order that the contract demands."""
-
-    persists: list[Effect] = field(default_factory=list)
-    sends: list[Effect] = field(default_factory=list)
-    applies: list[Effect] = field(default_factory=list)
-
-    def drain(self) -> list[Effect]:
-        effects = [*self.persists, *self.sends, *self.applies]
-        self.persists, self.sends, self.applies = [], [], []
-        return effects
 
 
 class LedgerMachine:
@@ -153,15 +136,13 @@ class LedgerMachine:
         self._application, self._mempool = application, Mempool(application)
         self._validators, self._schedule = validators, LeaderSchedule(validators)
         self._history, self._early, self._limits = History(older), EarlyMessages(), Limits()
-        self._out = _Outbox()
+        self._out = Outbox()
+        self._accusations = Accusations(config.run_id, self._out)
         self._now = 0.0
         self._tick_at: float | None = None
         self._ticks = 0
         self._turn = 0
         self._tried: tuple[int, int, int, bool] | None = None
-        self._accused: set[str] = set()
-        self._suspected: set[tuple[PeerId, str]] = set()
-        self._shown: set[tuple[PeerId, Height, View]] = set()
         self._early_is_due = False
         blocks = records.get("blocks", ())
         votes = records.get("votes", ())
@@ -181,7 +162,7 @@ class LedgerMachine:
         self._now = now
         if self._is_new:
             record = SignerState(self._config.run_id, self._key.public)
-            self._out.persists.append(Persist("votes", encode(record)))
+            self._out.persist("votes", encode(record))
         if self._state.signed.votes:
             self._activate()
         self._tick()
@@ -243,7 +224,7 @@ class LedgerMachine:
         try:
             message = decode_message(data)
         except DecodeError as error:
-            self._suspect(sender, "malformed-message", str(error))
+            self._accusations.suspect(sender, "malformed-message", str(error))
             return
         if isinstance(message, Status):
             self._on_status(sender, message)
@@ -276,7 +257,7 @@ class LedgerMachine:
         if height == self._state.height + 1:
             self._early.hold(sender, data)
         elif height > self._state.height and self._limits.may_ask(self._now):
-            self._send(sender, Status(self._state.height))
+            self._out.send(sender, Status(self._state.height))
         return height == self._state.height
 
     def _add(self, event: Transaction) -> None:
@@ -287,7 +268,7 @@ class LedgerMachine:
         if vote.kind is Kind.PROPOSE:
             self._on_shown(sender, vote)
         elif vote.kind is Kind.TIME_OUT or vote.high != 0:
-            self._suspect(sender, "malformed-message", "a time-out without its form")
+            self._accusations.suspect(sender, "malformed-message", "a time-out without its form")
         elif self._is_own(sender, vote) and self._admit(sender, vote):
             self._show_leader(sender, vote)
             self._tally(vote.kind, vote.view, vote.digest)
@@ -303,14 +284,14 @@ class LedgerMachine:
         if vote.kind is not Kind.PROPOSE or vote.high != 0 or vote.view < state.view:
             return
         if vote.author != sender or sender != self._schedule.leader(vote.height, vote.view):
-            self._suspect(sender, "bad-proposal", "is not the leader of this view")
+            self._accusations.suspect(sender, "bad-proposal", "is not the leader of this view")
             return
         if not self._admit(sender, vote):
             return
         self._activate()
         wrong = self._unjustified(proposal) or self._refuses(proposal)
         if wrong:
-            self._suspect(sender, "bad-proposal", wrong)
+            self._accusations.suspect(sender, "bad-proposal", wrong)
             return
         if proposal.justification is not None and vote.view > state.view:
             self._enter_by(proposal.justification)
@@ -327,7 +308,7 @@ class LedgerMachine:
     def _on_timeout(self, sender: PeerId, message: Timeout) -> None:
         vote, state = message.vote, self._state
         if vote.kind is not Kind.TIME_OUT or vote.digest != NO_DIGEST:
-            self._suspect(sender, "malformed-message", "a time-out without its form")
+            self._accusations.suspect(sender, "malformed-message", "a time-out without its form")
             return
         repeated = state.votes.get(vote.slot, {}).get(sender) == vote
         if repeated or vote.view < state.view or not self._is_own(sender, vote):
@@ -335,7 +316,7 @@ class LedgerMachine:
         run_id, validators = self._config.run_id, self._validators
         wrong = check_high(vote.height, vote.view, vote.high, message.prepared, validators, run_id)
         if wrong:
-            self._suspect(sender, "bad-time-out", wrong)
+            self._accusations.suspect(sender, "bad-time-out", wrong)
             return
         if message.prepared is not None:
             self._learn(message.prepared)
@@ -349,7 +330,7 @@ class LedgerMachine:
             return
         wrong = check_timeouts(message, self._validators, self._config.run_id)
         if wrong:
-            self._suspect(sender, "bad-certificate", wrong)
+            self._accusations.suspect(sender, "bad-certificate", wrong)
         else:
             self._enter_by(message)
 
@@ -357,14 +338,14 @@ class LedgerMachine:
         if message.height < self._state.height:
             self._serve(sender, message.height)
         elif message.height > self._state.height and self._limits.may_ask(self._now):
-            self._send(sender, Status(self._state.height))
+            self._out.send(sender, Status(self._state.height))
 
     def _on_want(self, sender: PeerId, message: Want) -> None:
         body = self._state.bodies.get(message.digest)
         if message.height < self._state.height:
             self._serve(sender, message.height)
         elif body is not None and self._limits.may_serve(sender, self._now):
-            self._send(sender, Body(body))
+            self._out.send(sender, Body(body))
 
     def _on_body(self, message: Body) -> None:
         state = self._state
@@ -379,10 +360,10 @@ class LedgerMachine:
         for data in message.blocks:
             wrong = self._take_block(data)
             if wrong:
-                self._suspect(sender, "bad-block", wrong)
+                self._accusations.suspect(sender, "bad-block", wrong)
                 return
         if message.height > self._state.height and message.blocks:
-            self._send(sender, Status(self._state.height))
+            self._out.send(sender, Status(self._state.height))
 
     def _take_block(self, data: bytes) -> str | None:
         """Verify and execute a finalized block of this height; why it cannot be, or None."""
@@ -403,7 +384,7 @@ class LedgerMachine:
     def _is_own(self, sender: PeerId, vote: Vote) -> bool:
         if vote.author == sender:
             return True
-        self._suspect(sender, Fault.BAD_SIGNATURE, f"sent a vote of {vote.author}")
+        self._accusations.suspect(sender, Fault.BAD_SIGNATURE, f"sent a vote of {vote.author}")
         return False
 
     def _admit(self, sender: PeerId, vote: Vote) -> bool:
@@ -420,7 +401,9 @@ class LedgerMachine:
         certified = state.certified.get(vote.slot)
         surplus = certified is not None and certified.digest == vote.digest
         if not surplus and not self._signed(vote):
-            self._suspect(sender, Fault.BAD_SIGNATURE, "the signature of a vote is false")
+            self._accusations.suspect(
+                sender, Fault.BAD_SIGNATURE, "the signature of a vote is false"
+            )
             return False
         slot[sender] = vote
         state.heard.add(sender)
@@ -444,25 +427,23 @@ class LedgerMachine:
 
     def _conflict(self, sender: PeerId, known: Vote, vote: Vote) -> None:
         """Two votes that contradict each other: evidence, if both are signed."""
-        if vote.author in self._accused:
+        if self._accusations.knows(vote.author):
             return
         if not self._signed(vote):
-            self._suspect(sender, Fault.BAD_SIGNATURE, "the signature of a vote is false")
+            self._accusations.suspect(
+                sender, Fault.BAD_SIGNATURE, "the signature of a vote is false"
+            )
         elif self._signed(known):
-            self._accused.add(vote.author)
-            evidence = double_vote(self._config.run_id, known, vote)
-            self._out.applies.append(Accuse(evidence))
+            self._accusations.accuse(known, vote)
 
     def _show_leader(self, voter: PeerId, vote: Vote) -> None:
         """Send the leader's signed proposal to one who prepared another block, once a view."""
         leader = self._schedule.leader(vote.height, vote.view)
         proposed = self._state.votes.get((Kind.PROPOSE, vote.view), {}).get(leader)
-        shown = (voter, vote.height, vote.view)
         if vote.kind is not Kind.PREPARE or proposed is None or voter == self._config.me:
             return
-        if proposed.digest != vote.digest and shown not in self._shown:
-            self._shown.add(shown)
-            self._send(voter, proposed)
+        if proposed.digest != vote.digest:
+            self._accusations.show(voter, proposed)
 
     def _tally(self, kind: Kind, view: View, digest: bytes) -> None:
         state = self._state
@@ -489,7 +470,7 @@ class LedgerMachine:
             and prepared.view == state.view
             and safety.may_finalize(state.signed, prepared)
         ):
-            self._out.persists.append(Persist("votes", encode(Prepared(prepared))))
+            self._out.persist("votes", encode(Prepared(prepared)))
             vote = self._vote(Kind.FINALIZE, prepared.view, prepared.digest)
             self._publish(vote, vote)
             self._tally(Kind.FINALIZE, prepared.view, prepared.digest)
@@ -501,7 +482,7 @@ class LedgerMachine:
         if not self._may_vote or vote.view != self._state.view or not allowed:
             return
         if vote.author != self._config.me:
-            self._out.persists.append(Persist("votes", data))
+            self._out.persist("votes", data)
         mine = self._vote(Kind.PREPARE, vote.view, vote.digest)
         self._publish(mine, mine)
         self._tally(Kind.PREPARE, vote.view, vote.digest)
@@ -517,8 +498,8 @@ class LedgerMachine:
         state.signed.record(vote)
         state.mine[vote.slot] = data
         state.slot(*vote.slot)[self._config.me] = vote
-        self._out.persists.append(Persist("votes", data))
-        self._out.sends.append(Broadcast(data))
+        self._out.persist("votes", data)
+        self._out.broadcast(data)
         self._activate()
 
     @property
@@ -626,11 +607,11 @@ class LedgerMachine:
         """Execute a finalized block and begin the next height."""
         since = self._state.active_since
         seconds = 0.0 if since is None else self._now - since
-        self._out.persists.append(Persist("blocks", encoded))
+        self._out.persist("blocks", encoded)
         block, view = finalized.block, finalized.certificate.view
         result = self._application.finalize_block(block.height, block.txs)
         self._application.commit()
-        self._out.applies.append(Finalized(block.height, view, block, result, seconds))
+        self._out.apply(Finalized(block.height, view, block, result, seconds))
         digest = finalized.certificate.digest
         self._tip = Tip(block.height, digest, result.app_hash)
         self._history.append(block.height, encoded)
@@ -665,7 +646,7 @@ class LedgerMachine:
         """Begin the height after the tip."""
         self._state = self._fresh_state()
         restore(self._state, self._recorded, self._config.me)
-        self._shown.clear()
+        self._accusations.next_height()
         self._tried = None
         self._ticks = 0
         self._early_is_due = True
@@ -704,14 +685,15 @@ class LedgerMachine:
         """Repeat what this height still needs, and ask some peers how far they are."""
         state = self._state
         if state.active_since is not None:
-            self._out.sends.extend(Broadcast(message) for message in state.repeatable())
+            for message in state.repeatable():
+                self._out.broadcast(message)
             if state.entered is not None:
-                self._out.sends.append(Broadcast(encode(state.entered)))
+                self._out.broadcast(encode(state.entered))
             if state.wanted is not None:
                 self._want(state.wanted)
         status = Status(state.height)
         for peer in dict.fromkeys([*self._early.senders(), *self._next_peers()]):
-            self._send(peer, status)
+            self._out.send(peer, status)
         self._ticks += 1
         self._schedule_tick()
 
@@ -780,19 +762,10 @@ class LedgerMachine:
 
     def _want(self, digest: bytes) -> None:
         self._state.wanted = digest
-        self._out.sends.append(Broadcast(encode(Want(self._state.height, digest))))
+        self._out.broadcast(encode(Want(self._state.height, digest)))
 
     def _serve(self, peer: PeerId, start: Height) -> None:
         if self._limits.may_serve(peer, self._now):
             blocks = self._history.batch(start, self._state.height)
             if blocks:
-                self._send(peer, Blocks(self._state.height, blocks))
-
-    def _send(self, to: PeerId, message: Vote | Status | Body | Blocks) -> None:
-        self._out.sends.append(Send(to, encode(message)))
-
-    def _suspect(self, peer: PeerId, fault: str, reason: str) -> None:
-        """Report a fault that only we saw; once per peer and kind."""
-        if (peer, fault) not in self._suspected:
-            self._suspected.add((peer, fault))
-            self._out.applies.append(Suspect(peer, str(fault), reason))
+                self._out.send(peer, Blocks(self._state.height, blocks))
