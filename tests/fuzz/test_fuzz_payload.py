@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 from torchbft.primitives.errors import DecodeError
 from torchbft.tensors.compression import Residual, get_codec, max_payload_bytes
@@ -29,14 +29,14 @@ LARGEST_TENSOR = 8 * (LAYOUT.parameter_count + 256)
 """Eight bytes (int64) a parameter, and room for one padded block: what a decoder may allocate."""
 
 
-class LargestTensor(TorchDispatchMode):
-    """Remembers the most bytes that one tensor operation returned."""
+class LargestTensor(TorchFunctionMode):
+    """Remembers the most bytes that one call into torch returned."""
 
     def __init__(self) -> None:
         super().__init__()
         self.nbytes = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             self.nbytes = max(self.nbytes, result.untyped_storage().nbytes())

@@ -73,7 +73,7 @@ def test_the_residual_is_what_was_not_said(name: str, values: Tensor, accepted: 
         assert torch.equal(after, before.values_D + values - pending.sent_D)
         return
     limit = max(float(values.double().norm()), float(before.values_D.double().norm()))
-    assert float(after.double().norm()) <= limit * (1 + 1e-5)
+    assert float(after.double().norm()) <= limit * (1 + 1e-5) + 1e-40  # subnormal steps
 
 
 @EXAMPLES

@@ -18,7 +18,7 @@ from torch import Tensor
 
 _SIGN = -(1 << 31)
 _EXPONENT = 0x7F800000
-_NAN_BF16 = 0x7FC0
+_NAN = 0x7FC0
 
 
 @dataclass(frozen=True)
@@ -78,20 +78,16 @@ class BFloat16:
     name, ident, code_dtype, row_width = "bfloat16", 2, torch.int16, 0
 
     def codes(self, values_RW: Tensor) -> Codes:
-        bits_RW = values_RW.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
-        rounded_RW = (bits_RW + 0x7FFF + ((bits_RW >> 16) & 1)) >> 16
-        rounded_RW = torch.where(values_RW.isnan(), _NAN_BF16, rounded_RW)
-        return Codes(_as_int16(rounded_RW), _NO_SCALES)
+        bits_RW = values_RW.contiguous().view(torch.int32)
+        # Only NaN patterns can overflow here, and they are replaced.
+        rounded_RW = (bits_RW + (0x7FFF + ((bits_RW >> 16) & 1))) >> 16
+        return Codes(torch.where(values_RW.isnan(), _NAN, rounded_RW).to(torch.int16), _NO_SCALES)
 
     def values(self, codes: Codes) -> Tensor:
         return (codes.codes_RW.to(torch.int32) << 16).view(torch.float32)
 
     def fault(self, codes: Codes) -> str | None:
         return None
-
-
-def _as_int16(unsigned: Tensor) -> Tensor:
-    return (unsigned - ((unsigned >> 15) << 16)).to(torch.int16)
 
 
 class Int8Blocks:
