@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Effect
 from torchbft.primitives.errors import DecodeError
+from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.messages import (
@@ -110,7 +111,7 @@ class CertificatesAreValid(Checker):
         super().__init__()
         self._run_id, self._publics = run_id, publics
         self._names = sorted(publics)
-        self._quorum = len(publics) - (len(publics) - 1) // 3
+        self._quorum = FaultModel(len(publics)).quorum
 
     def on_message(self, peer: PeerId, message: object) -> None:
         if isinstance(message, Blocks):

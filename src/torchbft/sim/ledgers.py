@@ -14,7 +14,7 @@ from torchbft.primitives.keys import SigningKey
 from torchbft.protocols.ledger.certificates import Validator, ValidatorSet
 from torchbft.protocols.ledger.machine import LedgerMachine
 from torchbft.protocols.ledger.messages import Transaction, decode_finalized
-from torchbft.protocols.ledger.state import Finalized, LedgerConfig
+from torchbft.protocols.ledger.state import LedgerConfig
 from torchbft.sim.byzantine import ADVERSARIES, Seat
 from torchbft.sim.checkers import (
     CertificatesAreValid,
@@ -67,6 +67,7 @@ class Ledgers:
         self.validators = ValidatorSet(members, faults)
         self.applications: dict[PeerId, ToyApplication] = {}
         self.listeners: list[Callable[[PeerId, Effect], None]] = []
+        self._seen = b""
         self._add_checkers()
         random = Random(f"cluster/{seed}")
         self.cluster = Cluster(
@@ -122,7 +123,8 @@ class Ledgers:
         return []
 
     def _on_message(self, peer: PeerId, message: bytes) -> None:
-        if peer not in self.liars:
+        if peer not in self.liars and message is not self._seen:
+            self._seen = message  # a broadcast comes by once per receiver
             value = decoded(message)
             for checker in self.checkers:
                 checker.on_message(peer, value)
@@ -158,11 +160,6 @@ class Ledgers:
             for record in self.cluster.nodes[name].disk.read().get("blocks", ()):
                 self._certificates.check(name, decode_finalized(record))
         return [violation for checker in self.checkers for violation in checker.violations]
-
-
-def finalized_heights(effects: Iterable[Effect]) -> list[Height]:
-    """Heights among a machine's effects."""
-    return [effect.height for effect in effects if isinstance(effect, Finalized)]
 
 
 def _gate(pending: Sequence[bytes]) -> bool:
