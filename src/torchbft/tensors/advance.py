@@ -71,6 +71,7 @@ def advance(
     with so many, MisuseError on a duplicate or an update that ``check`` refuses: the decoder and
     the ledger have excluded both.
     """
+    _refuse_flushed_subnormals()
     ordered = _ordered(updates, state.layout, f)
     peers = [peer for peer, _ in ordered]
     updates_ND = torch.stack([update.parameters_D for _, update in ordered])
@@ -97,6 +98,16 @@ def advance(
         tuple(peers[row] for row in info.refused_by_norm),
         dict(zip(peers, info.norms_N, strict=True)),
     )
+
+
+def _refuse_flushed_subnormals() -> None:
+    """``torch.set_flush_denormal`` and some libraries change the arithmetic of a whole thread."""
+    if bool(torch.tensor([2.0**-127]) * 0.5 == 0):
+        raise MisuseError(
+            "this process rounds subnormal numbers to zero, so its model would diverge",
+            where="advance",
+            hint="call torch.set_flush_denormal(False), or find the library built with -ffast-math",
+        )
 
 
 def _ordered(

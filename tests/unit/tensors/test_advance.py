@@ -201,6 +201,18 @@ def test_misuse_and_missing_majorities_raise() -> None:
             go(state, [update, broken])
 
 
+def test_a_process_that_flushes_subnormals_is_told_so() -> None:
+    state = AgreedState.initial(normed(nn.BatchNorm1d))
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormals")
+    try:
+        with pytest.raises(MisuseError, match="subnormal"):
+            go(state, [gradient_only(state)])
+    finally:
+        torch.set_flush_denormal(False)
+    go(state, [gradient_only(state)])
+
+
 BN_LAYOUT = StateLayout.from_module(nn.BatchNorm1d(1))
 
 
