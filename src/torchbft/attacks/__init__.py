@@ -8,9 +8,11 @@ from torchbft.attacks.adversary import Adversary, HonestWitness
 from torchbft.attacks.declaration import Attack, Expectation, Knowledge, Leaves
 from torchbft.attacks.oracle import Oracle
 from torchbft.attacks.registry import expectation, get, known
+from torchbft.attacks.vectors.alie import ALittleIsEnough as ALIE
 from torchbft.attacks.vectors.view import VectorAttack, VectorView
 
 __all__ = [
+    "ALIE",
     "Adversary",
     "Attack",
     "Expectation",

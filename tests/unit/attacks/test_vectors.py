@@ -184,7 +184,7 @@ def test_the_optimal_z_harms_as_much_as_an_exhaustive_search_finds(rule: object)
 
     best = max(harm(step / 40) for step in range(-640, 641))
     found = optimal_z(honest_ND, 2, rule)  # type: ignore[arg-type]
-    assert harm(found) >= 0.97 * best
+    assert harm(found) >= (1 - 1 / 12) * best  # the search's resolution, at a cliff
     assert harm(found) > 1.1 * harm(published_z(7, 2))
 
 
@@ -192,6 +192,27 @@ def test_the_search_goes_to_its_bound_under_a_plain_mean_and_survives_a_rule_of_
     honest_ND = torch.randn(N_HONEST, 50, generator=torch.Generator().manual_seed(4))
     assert abs(optimal_z(honest_ND, 2, lambda rows_ND: rows_ND.mean(dim=0))) == 16.0
     assert math.isfinite(optimal_z(honest_ND, 2, lambda rows_ND: rows_ND[0] * math.nan))
+
+
+def test_alie_does_not_run_the_rule_on_fewer_rows_than_it_is_made_for() -> None:
+    def raises(updates_ND: Tensor) -> Tensor:
+        raise PreconditionError("too few rows")
+
+    few = view(rows(2, 4), rule=raises)
+    assert torch.equal(forge("alie", few), forge("alie", view(rows(2, 4))))
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, attack in attacks.known().items() if attack.kind == "vector"]
+)
+def test_no_strength_means_the_default_for_every_vector(name: str) -> None:
+    kind = attacks.get(name)
+    assert issubclass(kind, attacks.VectorAttack)
+    assert kind(None).strength == kind().strength == kind.default_strength
+    assert kind(0.5).strength == 0.5
+    seen = view(rows(), rule=median_rule)
+    bits = [kind(*given).forge(seen).view(torch.int32) for given in ((), (None,))]
+    assert torch.equal(*bits)
 
 
 def test_alie_searches_only_when_the_rule_is_known_and_no_z_is_given() -> None:
@@ -206,5 +227,5 @@ def test_alie_searches_only_when_the_rule_is_known_and_no_z_is_given() -> None:
     assert calls == []
     forged_D = ALittleIsEnough().forge(view(honest, rule=counting))
     assert set(calls) == {7}
-    assert len(calls) <= 54
+    assert len(calls) <= 34
     assert not torch.equal(forged_D, ALittleIsEnough().forge(view(honest)))

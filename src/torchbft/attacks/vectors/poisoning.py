@@ -24,8 +24,14 @@ class LabelFlip(VectorAttack):
     default_strength = 0.0
     expected = Expectation(named=False, suspected=False, downweighted=False)
 
-    def __init__(self, classes: int | None = None, *, knowledge: str | None = None) -> None:
-        super().__init__(knowledge=knowledge)
+    def __init__(
+        self,
+        strength: float | None = None,
+        *,
+        classes: int | None = None,
+        knowledge: Knowledge | str | None = None,
+    ) -> None:
+        super().__init__(strength, knowledge=knowledge)
         self.classes = classes
         self._seen = 0
 
