@@ -17,6 +17,7 @@ from torchbft.tensors.exact import (
     quantise,
     row_norms,
     spans,
+    sqrt,
     sum_in_order,
     weighted_sum,
 )
@@ -155,3 +156,17 @@ def test_mixing_of_any_other_shape_goes_row_by_row() -> None:
 def test_spans_cover_every_column_once() -> None:
     assert [list(range(10))[span] for span in spans(10, 4)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     assert list(spans(0, 4)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sqrt_is_correctly_rounded(dtype: torch.dtype) -> None:
+    """Against integer square roots: r is right when (r − ulp/2)² < x < (r + ulp/2)²."""
+    x = rows(12, 1, 3000, np.float64)[0].abs().to(dtype)
+    roots = sqrt(x)
+    assert roots.dtype == dtype
+    for value, root in zip(x.tolist(), roots.tolist(), strict=True):
+        ulp = Fraction(float(np.spacing(np.array(root, dtype=x.numpy().dtype))))
+        low, high = Fraction(root) - ulp / 2, Fraction(root) + ulp / 2
+        assert low * low < Fraction(value) < high * high
+    assert sqrt(torch.zeros(2, 0, dtype=dtype)).shape == (2, 0)
+    assert sqrt(torch.tensor(4.0, dtype=dtype)).item() == 2.0

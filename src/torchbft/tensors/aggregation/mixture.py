@@ -23,7 +23,7 @@ from torchbft.tensors.aggregation.geometry import (
     squared_distances,
 )
 from torchbft.tensors.aggregation.rule import PreAggregation, Work
-from torchbft.tensors.exact import matmul_in_order
+from torchbft.tensors.exact import matmul_in_order, sqrt
 
 ZERO = "zero"
 """The reference vector 0."""
@@ -80,7 +80,7 @@ def mixture_of(work: Work) -> Mixture:
     n, d = work.rows_ND.shape
     references = {ZERO: work.rows_ND.new_zeros(1).expand(d), **work.state}
     gram_TT = centred_gram(work.rows_ND, list(references.values()), exact=work.exact)
-    norms_N = squared_distances(gram_TT)[n, :n].sqrt().tolist()
+    norms_N = sqrt(squared_distances(gram_TT)[n, :n]).tolist()
     refused = beyond_norm_bound(gram_TT, n, work.f)
     kept = [place for place in range(len(gram_TT)) if place not in refused]
     coefficients_MT = torch.eye(len(gram_TT), dtype=torch.float64, device="cpu")[

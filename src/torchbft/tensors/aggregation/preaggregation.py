@@ -15,6 +15,7 @@ from torchbft.tensors.aggregation.geometry import kth_smallest, squared_distance
 from torchbft.tensors.aggregation.mixture import ZERO
 from torchbft.tensors.aggregation.rule import PreAggregation
 from torchbft.tensors.aggregation.span import clip_factors
+from torchbft.tensors.exact import sqrt
 
 
 class NNM(PreAggregation):
@@ -52,7 +53,7 @@ class _Clipping(PreAggregation):
     def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
         """Return each row's factor, the rest of its weight on the zero vector."""
         zero = refs[ZERO]
-        norms_N = squared_distances(gram_PP)[zero, :n].sqrt()
+        norms_N = sqrt(squared_distances(gram_PP)[zero, :n])
         factors_N = clip_factors(norms_N, self.bound(norms_N, n, f))
         mixing_NP = gram_PP.new_zeros(n, len(gram_PP))
         mixing_NP[:, :n] = torch.diag(factors_N)

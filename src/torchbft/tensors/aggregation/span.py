@@ -16,7 +16,7 @@ from torchbft.tensors.aggregation.geometry import kth_smallest, squared_distance
 from torchbft.tensors.aggregation.inputs import working_dtype
 from torchbft.tensors.aggregation.mixture import ZERO, mixture_of, shares
 from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, RuleState, Work
-from torchbft.tensors.exact import row_norms, sum_in_order, weighted_sum
+from torchbft.tensors.exact import row_norms, sqrt, sum_in_order, weighted_sum
 
 WEISZFELD_STEPS = 100
 """Weiszfeld converges linearly; published uses stop after 3 to 10 steps."""
@@ -166,7 +166,7 @@ def distances_to(gram_PP: Tensor, weights_P: Tensor) -> Tensor:
     """Return the distance of each point to Σ w_p·x_p, for weights of sum 1."""
     product_P = sum_in_order(gram_PP * weights_P)
     square = sum_in_order(product_P * weights_P)
-    return (gram_PP.diagonal() - 2.0 * product_P + square).clamp_(min=0.0).sqrt_()
+    return sqrt((gram_PP.diagonal() - 2.0 * product_P + square).clamp_(min=0.0))
 
 
 class CentredClipping(SpanRule):
@@ -217,4 +217,4 @@ class CentredClipping(SpanRule):
 
 def clip_factors(lengths_N: Tensor, bound: float) -> Tensor:
     """Return min(1, bound / length), 1 where the length is 0."""
-    return torch.where(lengths_N > bound, bound / lengths_N, torch.ones_like(lengths_N))
+    return torch.where(lengths_N > bound, torch.full_like(lengths_N, bound) / lengths_N, 1.0)

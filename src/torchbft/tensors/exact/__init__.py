@@ -9,6 +9,7 @@ from torchbft.tensors.exact.sums import (
     matmul_in_order,
     row_norms,
     spans,
+    sqrt,
     sum_in_order,
     weighted_sum,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "quantise",
     "row_norms",
     "spans",
+    "sqrt",
     "sum_in_order",
     "weighted_sum",
 ]

@@ -1,8 +1,9 @@
 """Sums with one value: exact on integers, or one rounding after another in a fixed order.
 
 No mm, dot, sum, norm, addcmul or add(alpha=) touches an inexact value here: those change bits with
-the thread count or the vector width. Elementwise add, mul, div and sqrt are correctly rounded
-(IEEE 754) in every kernel.
+the thread count or the vector width. Elementwise add, mul and div are correctly rounded
+(IEEE 754) in every kernel. torch.sqrt is not: on a CPU it may be MKL's, which is off in the last
+bit for 0.7 % to 19 % of its inputs, and differently for different MKL_CBWR; use ``sqrt`` from here.
 
 Shapes: N input rows, M output rows, D columns, B columns of one block, K a contracted axis.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -42,6 +44,13 @@ def sum_in_order(x: Tensor, dim: int = -1) -> Tensor:
     for part in x.unbind(dim):
         total.add_(part)
     return total
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """Return the correctly rounded square root of a float32 or float64 tensor, values >= 0."""
+    if x.device.type != "cpu":
+        return x.sqrt()
+    return torch.from_numpy(np.asarray(np.sqrt(x.detach().numpy())))
 
 
 def matmul_in_order(left_MK: Tensor, right_KN: Tensor) -> Tensor:
@@ -80,7 +89,7 @@ def row_norms(rows_ND: Tensor) -> Tensor:
     for span in spans(rows_ND.shape[1], BLOCK_COLUMNS):
         q_NB, scale_N = quantise(rows_ND[:, span])
         total_N.add_(q_NB.mul_(q_NB).sum(1).mul_(scale_N).mul_(scale_N))
-    return total_N.sqrt_()
+    return sqrt(total_N)
 
 
 def weighted_sum(weights_MN: Tensor, rows_ND: Tensor) -> Tensor:
