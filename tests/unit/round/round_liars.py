@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 from round_swarm import HOP, Peer, Swarm
+
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.wire import encode
 from torchbft.protocols.round import interface as io

@@ -1,9 +1,9 @@
 """n round machines in memory on virtual time, over a trivial ordered ledger. For the tests only.
 
-The ledger orders what its rotating leader's mempool holds and delivers blocks to each peer in order,
-after a delay: no votes, no faults of its own but a leader's choice of what to leave out. A peer's
-disk (its log, payloads and agreed state) survives a crash; the rest does not. Checkers look at the
-peers from outside.
+The ledger orders what its rotating leader's mempool holds and delivers blocks to each peer in
+order, after a delay: no votes, no faults of its own but a leader's choice of what to leave out. A
+peer's disk (its log, payloads and agreed state) survives a crash; the rest does not. Checkers look
+at the peers from outside.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from round_world import World
+
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Broadcast, Persist, Send
 from torchbft.primitives.ids import Height, PeerId
@@ -57,6 +58,7 @@ class Peer:
         self.up = False
         self.effects: list[object] = []
         self.roots: dict[int, bytes] = {}
+        self.agreed_at: dict[int, float] = {}
         self.halted: str | None = None
         self.finished = False
         self.said: dict[tuple[int, str], set[bytes]] = {}
@@ -146,6 +148,7 @@ class Peer:
                 root = effect.root if isinstance(effect, io.CatchUp) else effect.signed_root
                 self.after(0.02, lambda: self.take_state(effect.round, root))
             case io.DropRound():
+                self.disk.states.pop(effect.round, None)
                 if self.disk.at == effect.round:
                     self.disk.at = max(k for k in self.disk.states if k < effect.round)
                     self.after(0.0, lambda: self.tell_state())
@@ -153,7 +156,9 @@ class Peer:
                 self.halted = effect.reason
             case io.Finished():
                 self.finished = True
-            case io.Accuse() | io.Waiting() | io.RootAgreed():
+            case io.RootAgreed():
+                self.agreed_at.setdefault(effect.round, self.swarm.now)
+            case io.Accuse() | io.Waiting():
                 pass
             case _:
                 raise AssertionError(effect)
@@ -163,6 +168,9 @@ class Peer:
         parsed = m.parse(tx)
         if self.honest:
             assert tx in self.disk.log, "sent before it was durable"
+        if self.honest and parsed.slot == "open" and parsed.statement.author == self.name:
+            known = self.application.state.round_of(parsed.statement.round)
+            assert known.reached_open, "opened before the commitments were final"
         if parsed.statement.author == self.name:
             self.said.setdefault((parsed.statement.round, parsed.slot), set()).add(tx)
 
@@ -194,6 +202,11 @@ class Peer:
     payload_quality = "good"
 
     def train(self, effect: io.StartTraining) -> None:
+        standing = set(self.swarm.fixed) - set(self.swarm.void)
+        before = [number for number in standing if number < effect.round]
+        agreed = {p.roots.get(max(before)) for p in self.swarm.honest} if before else {START_ROOT}
+        assert effect.from_root in agreed, "trains from a root that no quorum signed"
+
         def done() -> None:
             root = self.payload_root(effect.round)
             self.disk.payloads[root] = self.payload_quality
@@ -204,14 +217,8 @@ class Peer:
     def offer(self, effect: io.OfferPayload) -> None:
         for peer in self.swarm.peers:
             if peer is not self and self.serves(peer, effect.payload_root):
-                quality = self.payload_quality
-                self.swarm.deliver(
-                    self,
-                    peer,
-                    lambda peer=peer: peer.take(
-                        effect.round, self.name, effect.payload_root, quality
-                    ),
-                )
+                payload = (effect.round, self.name, effect.payload_root, self.payload_quality)
+                self.swarm.deliver(self, peer, lambda peer=peer, it=payload: peer.take(*it))
 
     def serves(self, peer: Peer, root: bytes) -> bool:
         return True
@@ -232,10 +239,8 @@ class Peer:
             for name in effect.holders:
                 other = self.swarm.peer(name)
                 if other.up and root in other.disk.payloads and other.serves(self, root):
-                    quality = other.disk.payloads[root]
-                    self.after(
-                        2 * HOP, lambda: self.take(effect.round, effect.author, root, quality)
-                    )
+                    payload = (effect.round, effect.author, root, other.disk.payloads[root])
+                    self.after(2 * HOP, lambda it=payload: self.take(*it))
                     return
             if self.application.state.round_of(effect.round) is not None:
                 self.after(0.05, attempt)

@@ -2,7 +2,9 @@
 
 import pytest
 from msgspec.structs import replace
-from round_world import RUN, World
+from round_world import World
+
+from torchbft.primitives.digests import sha256
 from torchbft.primitives.evidence import Evidence, Fault, Outcome
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.wire import encode
@@ -188,7 +190,9 @@ def test_round_03_what_a_round_goes_by_is_frozen_at_its_opening() -> None:
     )
 
 
-def test_round_03_the_ledgers_fields_of_the_agreed_state_are_frozen_when_the_round_is_fixed() -> None:
+def test_round_03_the_ledgers_fields_of_the_agreed_state_are_frozen_when_the_round_is_fixed() -> (
+    None
+):
     world = started()
     world.play_round(0)
     first = world.state.previous.agreed
@@ -206,7 +210,7 @@ def test_round_04_closings_attestations_and_roots_follow_the_set_of_the_rounds_o
     assert admissible(sign(vote, stranger), world.state) is not None
 
 
-# --- 5 to 9: windows -------------------------------------------------------------------------------
+# --- 5 to 9: windows -----------------------------------------------------------------------------
 
 
 def test_round_05_a_window_closes_when_all_waited_for_have_an_item() -> None:
@@ -392,7 +396,7 @@ def test_round_09_convicts_are_not_waited_for() -> None:
     assert world.state.phase == Phase.ATTEST
 
 
-# --- 10 to 12: the set -----------------------------------------------------------------------------
+# --- 10 to 12: the set ---------------------------------------------------------------------------
 
 
 def test_round_10_an_attestation_has_a_status_for_every_seat() -> None:
@@ -476,7 +480,7 @@ def test_round_12_a_void_round_names_only_those_who_failed_in_it() -> None:
     assert told == {name: Outcome.UNOPENED for name in world.names[1:]}
 
 
-# --- 13, 14: the root ------------------------------------------------------------------------------
+# --- 13, 14: the root ----------------------------------------------------------------------------
 
 
 def test_round_13_the_next_window_stays_open_until_the_root_is_on_the_ledger() -> None:
@@ -556,7 +560,7 @@ def test_round_14_the_last_round_can_be_voted_void_too() -> None:
     assert world.told(ev.RoundVoid)[-1].reason == "voted-void"
 
 
-# --- 15: secrets -----------------------------------------------------------------------------------
+# --- 15: secrets ---------------------------------------------------------------------------------
 
 
 def test_round_15_beacon_secrets_of_the_last_round_serve_the_one_after_the_next() -> None:
@@ -594,8 +598,6 @@ def test_round_15_with_fewer_than_f_plus_1_secrets_the_beacon_is_the_last_ones_h
     honest.play_round(1)
     with_false_secrets(short, 1, short.names[:3])
     with_false_secrets(enough, 1, enough.names[:2])
-    from torchbft.primitives.digests import sha256
-
     assert short.state.beacons[1] == sha256("round/beacon/fallback", short.state.beacons[0])
     assert len({w.state.beacons[1] for w in (honest, short, enough)}) == 3
 
@@ -607,7 +609,7 @@ def test_round_15_a_false_secret_costs_its_author_nothing_but_its_say() -> None:
     assert accepted(world) == list(world.names)
 
 
-# --- samples ---------------------------------------------------------------------------------------
+# --- samples -------------------------------------------------------------------------------------
 
 
 def test_samples_of_contributions_that_did_not_count_are_assigned_again() -> None:
@@ -664,7 +666,9 @@ def test_round_17_evidence_from_elsewhere_needs_a_check_that_knows_it() -> None:
     world = started()
     double = Evidence(Fault.DOUBLE_VOTE, "peer-1", 0, (b"a", b"b"))
     tx = world.sign(m.EvidenceTx(*world.head("peer-0", 0), double))
-    assert admissible(tx, world.state) == "evidence of a kind, or against a member, that is not known"
+    assert (
+        admissible(tx, world.state) == "evidence of a kind, or against a member, that is not known"
+    )
     checks = {Fault.DOUBLE_VOTE: lambda evidence, public: True}
     assert admissible(tx, world.state, checks) is None
     framed = Evidence(Fault.EQUIVOCATION, "peer-1", 0, (world.commit("peer-1", 0),) * 2)
@@ -699,4 +703,3 @@ def test_a_state_survives_its_encoding() -> None:
     world = started(4)
     world.play_round(0)
     assert decode_state(encode(world.state)) == world.state
-    assert RUN == world.state.genesis.run_id

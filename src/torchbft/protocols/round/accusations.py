@@ -7,7 +7,9 @@ from torchbft.primitives.evidence import NAMES, Fault, Outcome
 from torchbft.primitives.ids import Round as RoundNumber
 from torchbft.protocols.round.events import Convicted, MemberOutcome, RoundFixed, RoundVoid
 from torchbft.protocols.round.interface import Accuse
+from torchbft.protocols.round.reader import closings_that_count
 from torchbft.protocols.round.roots import RootVotes
+from torchbft.protocols.round.state import RoundState
 
 _FAULT_OF = {
     Outcome.ABSENT: Fault.ABSENT,
@@ -39,6 +41,20 @@ def conviction(event: Convicted) -> Accuse:
     evidence = event.evidence
     fault, number = Fault(evidence.fault), RoundNumber(evidence.round)
     return Accuse(event.peer, number, fault, True, "signed twice", evidence)
+
+
+def who_is_silent(current: RoundState, slot: str) -> str:
+    """One line for people: why a window does not close, or a set is not fixed."""
+    window = slot.removeprefix("close-")
+    said = {found.author for found in current.of_kind(slot)}
+    counting = said if slot == "attest" else closings_that_count(current, window)
+    silent = [seat.name for seat in current.validators if seat.name not in said]
+    empty = sorted(said - counting)
+    parts = [f"nothing by {', '.join(silent)}"] if silent else []
+    if empty:
+        parts.append(f"what {', '.join(empty)} list is not on the ledger")
+    noun = "attestations" if slot == "attest" else f"closings of the {window} window"
+    return f"no quorum of {noun} in round {current.number}: {'; '.join(parts)}"
 
 
 def who_signed(votes: RootVotes) -> str:

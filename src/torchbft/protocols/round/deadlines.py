@@ -17,7 +17,7 @@ RECENT_ROUNDS = 4
 """Rounds whose slowest counts: enough for a round that evaluates, few enough to forget a spell."""
 
 MAX_DOUBLINGS = 6
-"""After six void rounds in a row the time-outs stay at 64 times; the run halts soon after."""
+"""Time-outs grow to 64 times at most; so many void rounds in a row halt the run anyway."""
 
 MAX_SECONDS = 3600.0
 """No phase waits longer than an hour for a member, whatever was measured."""
@@ -52,10 +52,12 @@ class Deadlines:
         self._voids = 0
 
     def observe(self, phase: str, arrivals: Iterable[float], need: int, lasted: float) -> None:
-        """Note a phase that ended ``lasted`` seconds after its start. Who of ``need`` = n − f did
-        not arrive in it counts as arriving at its end, so that a too short time-out grows."""
+        """Note a phase that ended ``lasted`` seconds after its start, in a round that is not void.
+        With fewer than ``need`` = n − f arrivals it was too short, and the next is twice as long.
+        """
         ordered = sorted(arrivals)
-        self._recent[phase].append(ordered[need - 1] if len(ordered) >= need else lasted)
+        short = len(ordered) < need
+        self._recent[phase].append(2 * lasted / self._factor if short else ordered[need - 1])
 
     def round_ended(self, *, void: bool) -> None:
         self._voids = min(self._voids + 1, MAX_DOUBLINGS) if void else 0
@@ -73,4 +75,4 @@ class Deadlines:
             ordered = sorted(arrivals)
             enough = need and len(ordered) >= need
             measured = self._factor * ordered[need - 1] if enough else spec.first
-        return min(max(measured, spec.floor) + moved, MAX_SECONDS) * 2.0**self._voids
+        return min((max(measured, spec.floor) + moved) * 2.0**self._voids, MAX_SECONDS)

@@ -27,7 +27,7 @@ from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Timing
 from torchbft.primitives.wire import WIRE_VERSION
 from torchbft.protocols.round import messages as m
-from torchbft.protocols.round.accusations import accusations, conviction, who_signed
+from torchbft.protocols.round.accusations import accusations, conviction, who_is_silent, who_signed
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.deadlines import Deadlines
 from torchbft.protocols.round.events import (
@@ -89,14 +89,23 @@ NOTICE_SECONDS = 3.0
 CERTIFICATE_HOLD = 5.0
 """The last root's certificate rides in the block of the next commitments, but waits no longer."""
 
-CERTIFICATE_TURN = 0.5
-"""Seconds until the next validator in turn submits the certificate instead."""
+CERTIFICATE_TURN = 0.2
+"""Seconds until the next signer in turn submits the certificate as well; a second one is refused
+when it comes too late, and costs little when it does not."""
 
-ROOT_PATIENCE = 4.0
-"""Time-outs without a quorum of root votes until the run halts: a network partition may heal."""
+PATIENCE = 4.0
+"""Time-outs that a phase may last beyond an own final closing or attestation until the run halts:
+the ledger works, so more than f are silent, not cut off."""
 
-MAX_VOID_STREAK = 8
-"""Void rounds in a row until the run halts: time-outs have grown 64-fold by then."""
+LEAST_PATIENCE = 20.0
+"""Seconds of ``PATIENCE`` at least: honest time-outs differ, and a restarted peer's are longer."""
+
+ROOT_SILENCE = 600.0
+"""Seconds without a quorum of root votes until the run halts. Silence looks like a network
+partition, and that may heal; roots that contradict each other halt at the time-out."""
+
+MAX_VOID_STREAK = 5
+"""Void rounds in a row until the run halts: time-outs have grown 16-fold by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +234,7 @@ class RoundMachine:
             self._close,
             self._offer,
             self._attest,
+            self._stalled,
             self._notice,
             self._finish,
         ):
@@ -296,7 +306,7 @@ class RoundMachine:
     def _measure(self, span: _Span, now: float) -> None:
         kind = _MEASURED.get(Phase(span.phase))
         known = self._application.state.round_of(span.number)
-        if kind is None or span.since is None or known is None:
+        if kind is None or span.since is None or known is None or known.verdict == Verdict.VOID:
             return
         name = "attest" if kind == "payload" else kind
         arrivals = self._seen.arrivals(span.number, kind, span.since)
@@ -471,6 +481,27 @@ class RoundMachine:
             need=_need(current),
         )
 
+    def _stalled(self, state: LedgerState, now: float) -> list[Effect]:
+        """Halt when the ledger works, but more than f validators do not do their part."""
+        current, span = state.current, self._span
+        slot = _LAST_WORD.get(Phase(state.phase))
+        if slot is None or span is None or span.since is None:
+            return []
+        said = self._seen.when(current.number, slot, self._me)
+        if said is None or current.slot(slot, self._me) is None:
+            return []
+        at = said + max(PATIENCE * self._phase_timeout(state, span.since), LEAST_PATIENCE)
+        if now < at:
+            self._wake_at(at)
+            return []
+        return self._halt(who_is_silent(current, slot))
+
+    def _phase_timeout(self, state: LedgerState, since: float) -> float:
+        kind = _KIND_OF.get(Phase(state.phase))
+        if kind is None:
+            return self._attest_timeout(state.current, since)
+        return self._closes_at(state.current, kind, since) - since
+
     # --- the agreed state and its root ------------------------------------------------------------
 
     def _agreed_root(self, state: LedgerState) -> SignedRoot | None:
@@ -624,7 +655,7 @@ class RoundMachine:
         """Halt if no root can reach a quorum any more, or none does for long (14)."""
         timeout = self._root_timeout(votes)
         first = self._votes_since + timeout
-        last = self._votes_since + ROOT_PATIENCE * timeout
+        last = self._votes_since + max(timeout, ROOT_SILENCE)
         if now >= last or (now >= first and not votes.possible()):
             return self._halt(who_signed(votes))
         self._wake_at(first if now < first else last)
@@ -633,18 +664,19 @@ class RoundMachine:
     def _certify(
         self, state: LedgerState, votes: RootVotes, root: bytes, now: float
     ) -> list[Effect]:
-        """Put the quorum's signatures on the ledger, one validator after the other in turn.
+        """Put the quorum's signatures on the ledger, one signer after the other in turn.
 
         They ride with the next commitments, if those come soon: that saves a block.
         """
-        number, validators = votes.round.number, [seat.name for seat in votes.round.validators]
-        if self._me not in validators or self._own.own(number, "rooted") is not None:
+        number = votes.round.number
+        if not self._validates(votes.round) or self._own.own(number, "rooted") is not None:
             return []
         agreed_at = self._agreed[1] if self._agreed is not None else now
         commits = self._seen.arrivals(number + 1, "commit", 0.0)
         hold = 0.0 if state.phase == Phase.ROOT else CERTIFICATE_HOLD
         ready = max(agreed_at, min([*commits, agreed_at + hold]))
-        turn = (validators.index(self._me) - number) % len(validators)
+        alive = sorted({*votes.by_root()[root], self._me})
+        turn = (alive.index(self._me) - number) % len(alive)
         at = ready + turn * CERTIFICATE_TURN
         if now < at:
             self._wake_at(at)
@@ -674,13 +706,7 @@ class RoundMachine:
         current, phase = state.current, Phase(state.phase)
         if state.unsigned is not None and self._agreed_root(state) is None:
             missing = self._votes.missing() if self._votes is not None else ()
-            return (
-                "root",
-                missing,
-                self._votes_since
-                + ROOT_PATIENCE
-                * (self._root_timeout(self._votes) if self._votes is not None else 0.0),
-            )
+            return "root", missing, None
         kind = _KIND_OF.get(phase)
         if kind is not None:
             waited = set(current.waited) & (
@@ -698,6 +724,8 @@ class RoundMachine:
         return [Finished(state.genesis.rounds)]
 
 
+_LAST_WORD = {Phase.COMMIT: "close-commit", Phase.OPEN: "close-open", Phase.ATTEST: "attest"}
+"""What a validator says last in a phase."""
 _MEASURED = {Phase.COMMIT: "commit", Phase.OPEN: "open", Phase.ATTEST: "payload"}
 _KIND_OF: dict[Phase, m.Window] = {Phase.COMMIT: "commit", Phase.OPEN: "open"}
 

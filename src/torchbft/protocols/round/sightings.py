@@ -42,6 +42,10 @@ class Sightings:
         (self._stored if isinstance(event, PayloadStored) else self._refused).add(place)
         self.note(event.round, "payload", event.author, now)
 
+    def when(self, number: int, kind: str, author: str) -> float | None:
+        """When something of this kind by the author was seen first."""
+        return self._seen.get((number, kind, author))
+
     def items(self, number: int, kind: str, author: str) -> tuple[bytes, ...]:
         return self._heard.get((number, kind, author), ())
 

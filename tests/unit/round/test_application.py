@@ -1,0 +1,190 @@
+"""The application's ABCI calls: what is visible when, hashes, proposals, snapshots."""
+
+import pytest
+from round_world import World
+
+from torchbft.primitives.abci import Snapshot
+from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionError
+from torchbft.primitives.wire import encode
+from torchbft.protocols.round import events as ev
+from torchbft.protocols.round import state as states
+from torchbft.protocols.round.application import SNAPSHOTS_KEPT, Application
+from torchbft.protocols.round.reader import CODE_REFUSED
+from torchbft.protocols.round.state import decode_state
+
+
+class Driven(World):
+    """A world whose blocks go through an application."""
+
+    def __init__(self, n: int = 4, **genesis: object) -> None:
+        super().__init__(n, **genesis)
+        self.application = Application(self.genesis)
+        self.hashes = [self.application.info().last_app_hash]
+
+    def block(self, *txs: bytes):
+        height = self.application.info().last_height + 1
+        result = self.application.finalize_block(height, txs)
+        self.hashes.append(result.app_hash)
+        self.application.commit()
+        self.events += result.events
+        self.state = self.application.state
+        return result
+
+
+def test_finalize_computes_and_commit_makes_visible() -> None:
+    world = World(4)
+    application = Application(world.genesis)
+    before = application.state
+    result = application.finalize_block(1, [world.ready(name) for name in world.names])
+    assert application.state is before
+    assert [r.code for r in result.tx_results] == [0] * 4
+    assert result.events == (ev.RoundOpened(0),)
+    assert application.commit() == 1
+    assert application.state.phase == "commit"
+    assert application.info().last_height == 1
+
+
+def test_only_the_next_height_is_finalized_and_only_what_was_finalized_commits() -> None:
+    application = Application(World(4).genesis)
+    for height in (0, 2):
+        with pytest.raises(MisuseError):
+            application.finalize_block(height, [])
+    with pytest.raises(MisuseError):
+        application.commit()
+    application.finalize_block(1, [])
+    application.finalize_block(1, [])
+    application.commit()
+    with pytest.raises(MisuseError):
+        application.finalize_block(1, [])
+
+
+def test_the_hash_moves_only_when_a_round_is_fixed_or_void() -> None:
+    world = Driven(4)
+    world.start()
+    world.play_round(0)
+    world.block()
+    world.block(*(world.closing(name, 1, "commit", ()) for name in world.names))
+    assert world.state.current.number == 1, "the root is missing, so the window stays open"
+    world.block(world.rooted("peer-0", 0))
+    moved = [a != b for a, b in zip(world.hashes, world.hashes[1:], strict=False)]
+    assert moved == [False, False, False, True, False, False, True]
+
+
+def test_a_genesis_that_cannot_work_is_refused() -> None:
+    for wrong in ({"m_min": 4}, {"m_min": 0}, {"f": 2}, {"rounds": 0}, {"samples": 0}):
+        with pytest.raises(PreconditionError):
+            Application(World(4, **wrong).genesis)
+    application = Application(World(4).genesis)
+    assert application.init_chain(encode(World(4).genesis)) == application.info().last_app_hash
+    with pytest.raises(MisuseError):
+        application.init_chain(encode(World(7).genesis))
+    with pytest.raises(DecodeError):
+        application.init_chain(b"junk")
+
+
+def test_round_17_a_block_with_anything_inadmissible_is_rejected_whatever_its_order() -> None:
+    world = Driven(4)
+    world.start()
+    good = [world.commit(name, 0) for name in world.names]
+    bad = [
+        world.commit("peer-0", 4),
+        world.ready("peer-0"),
+        b"junk",
+        good[0],
+        good[0][:-1] + bytes([good[0][-1] ^ 1]),
+    ]
+    for process in (Application(world.genesis), world.application):
+        process.state = world.state
+        assert process.process_proposal(2, good)
+        for tx in bad:
+            for at in range(len(good) + 1):
+                assert not process.process_proposal(2, [*good[:at], tx, *good[at:]])
+
+
+def test_round_17_a_third_statement_for_a_slot_spoils_a_block_in_any_order() -> None:
+    world = Driven(4)
+    world.start()
+    three = [world.commit("peer-0", 0, tag) for tag in (b"1", b"2", b"3")]
+    for i in range(3):
+        rotated = three[i:] + three[:i]
+        assert world.application.process_proposal(2, rotated[:2])
+        assert not world.application.process_proposal(2, rotated)
+    result = world.block(*three)
+    assert [r.code == 0 for r in result.tx_results] == [True, False, False]
+    assert result.tx_results[2].code == CODE_REFUSED
+
+
+def test_round_18_known_is_no_error_for_who_hands_it_in_again() -> None:
+    world = Driven(4)
+    world.start()
+    tx = world.commit("peer-0", 0)
+    world.block(tx)
+    again = world.application.check_tx(tx)
+    assert (again.code, again.log) == (CODE_REFUSED, "already on the ledger")
+
+
+def test_round_19_proposals_take_what_was_seen_and_leave_out_what_is_not_admissible() -> None:
+    world = Driven(4)
+    world.start()
+    mine, seen = world.commit("peer-0", 0), world.commit("peer-1", 0)
+    assert world.application.check_tx(seen).code == 0
+    chosen = world.application.prepare_proposal(2, [mine, b"junk", mine], 10_000)
+    assert chosen == [mine, seen]
+    assert world.application.process_proposal(2, chosen)
+    assert world.application.prepare_proposal(2, [mine], len(mine)) == [mine]
+    world.block(seen)
+    assert world.application.prepare_proposal(3, [], 10_000) == []
+
+
+def test_round_19_snapshots_exist_for_heights_where_the_hash_moved_and_restore_there() -> None:
+    world = Driven(4, rounds=9)
+    world.start()
+    for number in range(4):
+        world.play_round(number)
+    snapshots = world.application.list_snapshots()
+    assert [s.height for s in snapshots] == [10, 13][-SNAPSHOTS_KEPT:]
+    newest = snapshots[-1]
+    chunks = [world.application.load_snapshot_chunk(newest.height, i) for i in range(newest.chunks)]
+    joiner = Application(world.genesis)
+    assert joiner.offer_snapshot(newest, world.hashes[-1])
+    for index, chunk in enumerate(chunks):
+        assert joiner.apply_snapshot_chunk(index, chunk)
+    assert joiner.info() == world.application.info()
+    assert joiner.state == world.application.state
+    last = [world.rooted("peer-0", 3), *(world.commit(n, 4) for n in world.names)]
+    one = joiner.finalize_block(14, last)
+    two = world.application.finalize_block(14, last)
+    assert one == two
+
+
+def test_a_snapshot_that_is_not_the_ledgers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = Driven(4)
+    world.start()
+    world.play_round(0)
+    newest = world.application.list_snapshots()[-1]
+    whole = world.application.load_snapshot_chunk(newest.height, 0)
+    joiner = Application(world.genesis)
+    assert not joiner.apply_snapshot_chunk(0, whole), "none was offered"
+    for data, app_hash in (
+        (whole, b"h" * 32),
+        (whole[:-1] + b"\0", world.hashes[-1]),
+        (b"junk", world.hashes[-1]),
+    ):
+        assert joiner.offer_snapshot(newest, app_hash)
+        assert not joiner.apply_snapshot_chunk(0, data)
+    assert not joiner.offer_snapshot(Snapshot(9, 0, b""), b"h" * 32)
+    assert not joiner.offer_snapshot(Snapshot(9, 10**9, b""), b"h" * 32)
+    assert joiner.offer_snapshot(newest, world.hashes[-1])
+    assert not joiner.apply_snapshot_chunk(1, whole)
+    monkeypatch.setattr(states, "MAX_STATE_BYTES", 10)
+    with pytest.raises(DecodeError):
+        decode_state(whole)
+
+
+def test_queries() -> None:
+    world = Driven(4)
+    world.start()
+    assert world.application.query("state", b"") == encode(world.state)
+    assert world.application.query("height", b"") == b"1"
+    with pytest.raises(MisuseError):
+        world.application.query("weather", b"")
