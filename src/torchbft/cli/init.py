@@ -55,9 +55,9 @@ def init(
     inner_steps: Annotated[int, typer.Option(help="H: inner steps a round.", min=1)] = 20,
     as_json: Json = False,
 ) -> None:
-    """Make this member's keys and, where there is none, a run file with it as first member.
+    """Make this member's keys, and a run file if there is none.
 
-    Keys go to peers/NAME/ beside the run file, readable by their owner alone; those that are
+    A new run file has this member as its first. Keys go to peers/NAME/ beside the run file, readable by their owner alone; those that are
     there already are used. To get into a run file that exists, go on with: torchbft request.
 
     Example: torchbft init --name clinic-c --host clinic-c.example.org --task task.py:Digits
