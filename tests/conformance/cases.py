@@ -42,7 +42,7 @@ def to_bytes(*tensors: torch.Tensor) -> bytes:
 
 
 def rule_bits(
-    name: str, d: int = 40_000, dtype: torch.dtype = torch.float32, huge: bool = False
+    name: str, d: int = 9_000, dtype: torch.dtype = torch.float32, huge: bool = False
 ) -> bytes:
     """Result, history and info of two rounds, as bytes."""
     n, f = 9, 0 if name == "mean" else 2
@@ -70,13 +70,13 @@ _RULES = (
 )
 CASES: dict[str, Callable[[], bytes]] = {
     **{name: lambda name=name: rule_bits(name) for name in _RULES},  # type: ignore[misc]
-    "default, float64": lambda: rule_bits("arc+nnm+trimmed_mean", 20_000, torch.float64),
-    "default, bfloat16": lambda: rule_bits("arc+nnm+trimmed_mean", 20_000, torch.bfloat16),
-    "default, float16": lambda: rule_bits("arc+nnm+trimmed_mean", 20_000, torch.float16),
-    "default, a row of 1e20": lambda: rule_bits("arc+nnm+trimmed_mean", 20_000, huge=True),
+    "default, float64": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.float64),
+    "default, bfloat16": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.bfloat16),
+    "default, float16": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.float16),
+    "default, a row of 1e20": lambda: rule_bits("arc+nnm+trimmed_mean", huge=True),
     "default, 13 coordinates": lambda: rule_bits("arc+nnm+trimmed_mean", 13),
-    "gram": lambda: to_bytes(gram(rows(7, 20, 40_000)), row_norms(rows(8, 20, 40_000))),
-    "weighted_sum": lambda: to_bytes(weighted_sum(_weights(9, 3, 20), rows(9, 20, 40_000))),
+    "gram": lambda: to_bytes(gram(rows(7, 20, 9_000)), row_norms(rows(8, 20, 9_000))),
+    "weighted_sum": lambda: to_bytes(weighted_sum(_weights(9, 2, 3), rows(9, 3, 40_000))),
     **{
         name: TENSOR_CASES[name]
         for name in (
