@@ -184,8 +184,8 @@ class Puppets:
 
     def voted(self, kind: Kind) -> list[Vote]:
         """Votes of a kind, the real validator's own, that the last input made it send."""
-        carried = [m.vote for m in (*self.sent(Proposal), *self.sent(Timeout))]
-        votes = [*self.sent(Vote), *carried]
+        votes = self.sent(Vote)
+        votes += [m.vote for m in self.sent(Proposal)] + [m.vote for m in self.sent(Timeout)]
         return [vote for vote in votes if vote.kind is kind and vote.author == self.me]
 
     def applied(self, type_: type[_T]) -> list[_T]:

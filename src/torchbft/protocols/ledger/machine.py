@@ -163,6 +163,7 @@ class LedgerMachine:
         if self._is_new:
             record = SignerState(self._config.run_id, self._key.public)
             self._out.persist("votes", encode(record))
+        self._state.active_since = None  # replay knew no time
         if self._state.signed.votes:
             self._activate()
         self._tick()
@@ -651,6 +652,8 @@ class LedgerMachine:
         self._ticks = 0
         self._early_is_due = True
         self._schedule_tick()
+        if self._state.signed.votes:
+            self._activate()
         if len(self._mempool):
             self._await_block()
 

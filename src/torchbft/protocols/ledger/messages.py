@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, cast
+from typing import Annotated, TypeVar, cast
 
 import msgspec
 
 from torchbft.primitives.digests import sha256
+from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.keys import SigningKey, verify
 from torchbft.primitives.wire import (
@@ -47,6 +48,7 @@ BATCH_BYTES = 2 * MAX_BLOCK_BYTES
 _TOP = 2**62
 """Largest count on the wire; adding to it overflows in no host."""
 
+_T = TypeVar("_T")
 WireHeight = Annotated[Height, msgspec.Meta(ge=1, le=_TOP)]
 WireView = Annotated[View, msgspec.Meta(ge=0, le=_TOP)]
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VALIDATORS)]
@@ -216,14 +218,21 @@ class Tick:
     """Input: the deadline passed."""
 
 
+def _decode_union(data: bytes, type_: type[_T], name: str) -> _T:
+    try:
+        return decode(data, type_, limit=MAX_CONTROL_BYTES)
+    except DecodeError:
+        raise DecodeError(f"{len(data)} bytes that are no {name}") from None
+
+
 def decode_message(data: bytes) -> Message:
     """A message of the control channel, or DecodeError."""
-    return decode(data, cast("type[Message]", Message), limit=MAX_CONTROL_BYTES)
+    return _decode_union(data, cast("type[Message]", Message), "message of the ledger")
 
 
 def decode_vote_record(data: bytes) -> VoteRecord:
     """A record of log ``votes``, or DecodeError."""
-    return decode(data, cast("type[VoteRecord]", VoteRecord), limit=MAX_CONTROL_BYTES)
+    return _decode_union(data, cast("type[VoteRecord]", VoteRecord), "record of signed votes")
 
 
 def decode_finalized(data: bytes) -> FinalizedBlock:
