@@ -211,7 +211,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last round is settled."""
+    """The last round is settled, and this peer holds the last agreed state."""
 
     rounds: int
 

@@ -719,7 +719,10 @@ class RoundMachine:
         return name, self._seen.silent(current.number, name, validators), None
 
     def _finish(self, state: LedgerState, now: float) -> list[Effect]:
-        if state.phase != Phase.FINISHED or not self._once("finish", state.current.number):
+        if state.phase != Phase.FINISHED or self._applied is None:
+            return []
+        here = _is_at(self._applied, state.signed)
+        if not here or not self._once("finish", state.current.number):
             return []
         return [Finished(state.genesis.rounds)]
 
