@@ -33,11 +33,15 @@ def peer_folder(run: str | Path | object, folder: str | Path | None, name: str |
     return place / found[0]
 
 
-def connect(run: str | Path | object, folder: Path) -> NodeLink:
-    """Start the node of ``folder`` for the run file ``run``; returns the trainer's end."""
+def connect(run: str | Path | object, folder: Path, listen: str = "") -> NodeLink:
+    """Start the node of ``folder`` for the run file ``run``; returns the trainer's end.
+
+    ``listen``: HOST:PORT, by default the roster's address of this peer.
+    """
     if not isinstance(run, str | Path):
         raise ConfigError("a node is started from the path of a run file", where="join")
-    from torchbft.node import link
+    from torchbft.node.launch import spawn
+    from torchbft.pytorch.process import ProcessLink
 
-    connected: NodeLink = link.connect(Path(run), folder)
-    return connected
+    endpoint, _ = spawn(Path(run).resolve(), folder.resolve(), listen)
+    return ProcessLink(endpoint)

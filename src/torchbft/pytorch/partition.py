@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torchbft.primitives.errors import PreconditionError
 
-MAX_DRAWS = 1000
+MAX_DRAWS = 200
 """Attempts at shards of the least size: at alpha 0.1 and 7 peers a few are enough; a demand that
 this many draws miss is not reasonable."""
 ROUNDING = 1e-9

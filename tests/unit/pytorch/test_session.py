@@ -210,9 +210,14 @@ def test_an_interrupt_in_the_loop_body_leaves_the_run_at_the_end_of_with(
     points: TensorDataset, model: nn.Module
 ) -> None:
     node = solo()
-    with pytest.raises(KeyboardInterrupt), joined(node, model, sgd(model)) as swarm:
-        for _ in swarm.batches(points):
-            raise KeyboardInterrupt
+
+    def interrupted() -> None:
+        with joined(node, model, sgd(model)) as swarm:
+            for _ in swarm.batches(points):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     assert not node.swarm.active
 
 
