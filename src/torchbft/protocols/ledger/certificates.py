@@ -75,9 +75,10 @@ class ValidatorSet:
             return self
         now = {v.public: v for v in self.validators}
         for update in updates:
-            now.pop(update.public, None)
+            known = now.pop(update.public, None)
             if update.power > 0:
-                name = names.get(update.public) or PeerId("key-" + update.public.hex()[:28])
+                stranger = PeerId("key-" + update.public.hex()[:28])
+                name = known.name if known else names.get(update.public, stranger)
                 now[update.public] = Validator(name, update.public, update.power)
         return ValidatorSet(now.values())
 
