@@ -172,9 +172,6 @@ def preload(local: Local) -> None:
     """
     import torch
 
-    import torchbft.node.driver
-    import torchbft.pytorch.process
-    import torchbft.pytorch.train
     from torchbft.pytorch.task import build_model
 
     model = build_model(local.task, local.run)
