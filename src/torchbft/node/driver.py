@@ -525,7 +525,8 @@ class PeerHost:
         before = self._before_block()
         self._chronicle.block(done, before, self._machine.last_commitment(before), now)
         state = self._machine.application.state
-        self._chronicle.show(phase=str(state.phase), round=state.current.number)
+        leader = getattr(self._machine, "leader", "")
+        self._chronicle.show(phase=str(state.phase), round=state.current.number, leader=str(leader))
         for event in done.events:
             if isinstance(event, OpeningsClosed):
                 for item in event.opened:

@@ -122,6 +122,8 @@ class Supervisor:
             if done:
                 del seat.pids[role]
                 seat.codes[role] = os.waitstatus_to_exitcode(status)
+        if seat.codes.get("trainer", EXIT_FINISHED) < 0 and "node" in seat.pids:
+            os.kill(seat.pids["node"], signal.SIGKILL)  # half a peer is started again as a whole
         if not seat.pids and seat.codes and seat.start_again_at is None:
             self._consider_restart(seat)
 

@@ -128,6 +128,11 @@ class PeerMachine:
         """Of the last finalized block."""
         return self._ledger.tip.height
 
+    @property
+    def leader(self) -> PeerId:
+        """Who may propose the next block, as this peer sees it."""
+        return self._ledger.leader
+
     def last_commitment(self, number: int) -> float | None:
         """When this peer had heard the last commitment of a round, so far."""
         return self._round.last_arrival(number, "commit")
