@@ -5,11 +5,14 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
 import torch
 
+from torchbft.attacks import registry
+from torchbft.attacks.agents.liar import builder
 from torchbft.node.model import START
 from torchbft.node.storage.checkpoints import Checkpoints
 from torchbft.node.storage.log import AppendLog
@@ -157,12 +160,15 @@ LIAR = "peer-d"
 class SimulatedRun:
     """Hosts ``PeerMachine`` s, does their payloads and models, and writes what a node would.
 
-    ``spoilt``: rounds in which the liar's payload holds NaN. ``silent``: rounds in which it stays
-    absent.
+    ``spoilt``: rounds in which the liar's payload holds NaN. ``attack``: the agent that the liar's
+    machine is given to.
     """
 
-    def __init__(self, rounds: int = 3, *, spoilt: tuple[int, ...] = (), seed: int = 1) -> None:
+    def __init__(
+        self, rounds: int = 3, *, spoilt: tuple[int, ...] = (), attack: str = "", seed: int = 1
+    ) -> None:
         self.spoilt = spoilt
+        self.attack = attack
         self.keys = {name: SigningKey.derive(bytes(32), name) for name in VERIFIED}
         self.voting = {name: SigningKey.derive(bytes(32), name + "/voting") for name in VERIFIED}
         torch.manual_seed(seed)
@@ -196,7 +202,10 @@ class SimulatedRun:
 
     def _build(self, name: PeerId, records: Records) -> PeerMachine:
         secret = sha256("test/secret", name.encode())
-        machine = PeerMachine(self.spec, name, self.voting[name], secret, records)
+        make: Any = PeerMachine
+        if name == LIAR and self.attack:
+            make = builder(registry.get(self.attack), seed=bytes(32), liars=[name])
+        machine = make(self.spec, name, self.voting[name], secret, records)
         self.machines[name] = machine
         return machine
 
@@ -208,7 +217,8 @@ class SimulatedRun:
         assert self.cluster.run(600.0, self._finished), "the simulated run did not finish"
 
     def _finished(self) -> bool:
-        phases = {machine.application.state.phase for machine in self.machines.values()}
+        honest = [machine for name, machine in self.machines.items() if name != LIAR]
+        phases = {machine.application.state.phase for machine in honest}
         return phases == {LedgerPhase.FINISHED}
 
     def _on_effect(self, peer: PeerId, effect: object, now: float) -> list[tuple[float, object]]:
@@ -290,6 +300,18 @@ def proven(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = SimulatedRun(3, spoilt=(1,))
     run.run()
     return run.write(tmp_path_factory.mktemp("proven"))
+
+
+@pytest.fixture
+def attacked(tmp_path: Path) -> Callable[[str], Path]:
+    """``attacked("equivocator")``: a finished run in which one of four peers did that."""
+
+    def make(attack: str) -> Path:
+        run = SimulatedRun(3, attack=attack)
+        run.run()
+        return run.write(tmp_path)
+
+    return make
 
 
 @pytest.fixture

@@ -304,3 +304,30 @@ def test_surplus_payloads_of_refused_contributions_are_hashed_too(copied: Path) 
     assert says(verify(copied), "not its name", str(odd))
     odd.rename(odd.with_name(payload_root(b"something").hex()))
     assert verify(copied).ok
+
+
+@pytest.mark.parametrize(
+    ("attack", "convicted", "outcomes", "proofs"),
+    [
+        ("equivocator", {"peer-d"}, {"equivocated", "absent"}, {"transferable"}),
+        ("double_voter", {"peer-d"}, {"absent"}, set()),
+        ("bad_opener", set(), {"malformed", "late"}, {"transferable"}),
+        ("withholder", set(), {"unopened"}, set()),
+        ("silent_validator", set(), set(), set()),
+    ],
+)
+def test_a_log_with_a_liar_in_it_is_true_and_tells_what_it_did(
+    attacked: Callable[[str], Path],
+    attack: str,
+    convicted: set[str],
+    outcomes: set[str],
+    proofs: set[str],
+) -> None:
+    verdict = verify(attacked(attack))
+    assert verdict.problems == ()
+    assert set(verdict.convicted) == convicted
+    refused = [r for told in verdict.rounds for r in told.results if r.outcome != "accepted"]
+    assert {r.peer for r in refused} <= {"peer-d"}
+    assert {r.outcome for r in refused} <= outcomes
+    assert {r.proof for r in refused} - {""} == proofs
+    assert verdict.checked["rounds aggregated again"] == verdict.checked["signed roots"] > 0
