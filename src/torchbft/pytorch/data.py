@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import Subset, TensorDataset, default_collate
 
 from torchbft.primitives import wire
 from torchbft.primitives.digests import blake3_digest, sha256
@@ -51,7 +51,7 @@ class Feed:
                 where="train_set",
                 hint="check the path or the shard; a peer without data has nothing to contribute",
             )
-        self._set, self.samples = train_set, len(train_set)
+        self._set, self.samples = _flat(train_set), len(train_set)
         self.batch_size, self._collate = batch_size, collate
 
     def batches(self, positions: Sequence[int]) -> Iterator[Batch]:
@@ -72,6 +72,14 @@ class Feed:
         together = getattr(self._set, "__getitems__", None)
         samples = together(indices) if together else [self._set[index] for index in indices]
         return (self._collate or default_collate)(samples)
+
+
+def _flat(train_set: MapStyle) -> MapStyle:
+    """A part of a set of tensors as tensors of its own, which are read a batch at a time."""
+    if isinstance(train_set, Subset) and isinstance(train_set.dataset, TensorDataset):
+        rows = torch.as_tensor(train_set.indices)
+        return TensorDataset(*(tensor[rows] for tensor in train_set.dataset.tensors))
+    return train_set
 
 
 def own_positions(samples: int, round: int, count: int, seed: bytes) -> list[int]:

@@ -54,14 +54,15 @@ class InnerState:
         self.catch_up(state)
         self._start = [_Position.of(scheduler) for scheduler in self.schedulers]
 
-    def end(self, state: AgreedState, *, void: bool) -> None:
-        """After a round: ``state`` is the agreed one, as before it when ``void``."""
+    def end(self, *, void: bool) -> None:
+        """After a round in which this peer trained. What the agreed state gained beyond that one
+        round is caught up when the next begins."""
         for index, (scheduler, start) in enumerate(zip(self.schedulers, self._start, strict=True)):
             if void:
                 start.restore(scheduler)
             else:
                 self._per_round[index] = _count(scheduler) - start.count
-        self._agreed_step = state.inner_step
+        self._agreed_step += 0 if void else self._steps
 
     def reset(self) -> None:
         """Put every optimizer's memory back to what it was when the run was joined."""

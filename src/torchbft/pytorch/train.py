@@ -96,11 +96,3 @@ def check_task(task: Task, run: RunSpec) -> None:
             where=f"task {type(task).__name__}",
             hint="run the task file that the members signed; the swarm never ships code",
         )
-
-
-def preload() -> None:
-    """Import what torch would load at the first optimizer, for a parent about to fork trainers.
-
-    That is seconds of work and a hundred megabytes, which its children then share.
-    """
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -134,7 +134,7 @@ class RoundWork:
         """Take over the agreed state after the round, and what the residual becomes."""
         if self._pending is not None:
             self.residual = self._pending.settled(outcome.accepted)
-        self._inner.end(outcome.state, void=outcome.void)
+        self._inner.end(void=outcome.void)
         outcome.state.load_into(self.model)
 
     def update(self) -> Update | bytes:

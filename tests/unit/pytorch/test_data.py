@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from torchbft.primitives.errors import ConfigError, MisuseError
 from torchbft.pytorch.data import (
@@ -64,6 +64,16 @@ def test_tensors_are_indexed_together_unless_the_user_collates() -> None:
 def test_a_position_beyond_the_data_set_is_refused(positions: list[int]) -> None:
     with pytest.raises(ConfigError, match="beyond the 9 of this train set"):
         list(Feed(Plain(9), 4).batches(positions))
+
+
+def test_a_part_of_a_set_of_tensors_is_read_like_a_whole_one() -> None:
+    whole = TensorDataset(torch.arange(10), torch.arange(10) * 2)
+    part = Subset(whole, [7, 2, 5])
+    (batch,) = Feed(part, 4).batches([2, 0])
+    assert isinstance(batch, tuple)
+    assert [column.tolist() for column in batch] == [[5, 7], [10, 14]]
+    (nested,) = Feed(Subset(part, [1]), 4).batches([0])
+    assert [column.tolist() for column in nested] == [[2], [4]]
 
 
 def test_no_positions_give_no_batches() -> None:

@@ -114,7 +114,7 @@ def test_rounds_that_a_peer_missed_are_caught_up(points: TensorDataset, model: n
         behind = _after(outcome.state, 10)
         node = swarm._link.swarm  # type: ignore[attr-defined]
         node._state = behind
-        return outcome
+        return dataclasses.replace(outcome, state=behind)  # a node answers with its newest state
 
     swarm._link.outcome = late  # type: ignore[method-assign,assignment]
     used = rates(swarm, model, optimizer, scheduler, points)
