@@ -106,6 +106,25 @@ def test_signatures_gathered_apart_come_together(torchbft: Torchbft, members: Me
     assert ran.data["ready"] is True
 
 
+def test_c15_a_fifth_member_costs_the_others_a_signature_and_nothing_else(
+    torchbft: Torchbft, members: Members
+) -> None:
+    files = members(4)
+    before = {p: p.read_bytes() for f in files for p in f.parent.glob("peers/*/*")}
+    old = load_run(files[0])
+    asked = newcomer_asks(torchbft, files[0], "lab-4")
+    assert torchbft("admit", files[0], asked).code == 0
+    for file in files[1:]:
+        file.write_bytes(files[0].read_bytes())
+        assert torchbft("admit", file).code == 0
+    ran = torchbft("admit", files[0], *files[1:], "--json")
+    assert ran.data["ready"] is True
+    assert {path: path.read_bytes() for path in before} == before, "no key or certificate changed"
+    new = load_run(files[0])
+    assert new.members[:4] == old.members
+    assert new.run_id != old.run_id
+
+
 def test_request_goes_to_stdout(torchbft: Torchbft, tmp_path: Path) -> None:
     torchbft("init", tmp_path / "run.toml", "--name", "a")
     ran = torchbft("request", tmp_path / "run.toml", "--out", "-")

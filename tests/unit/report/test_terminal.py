@@ -87,7 +87,7 @@ def test_matrix_of_a_long_run_shows_the_last_rounds(make_run: Make) -> None:
     assert "●" in row
 
 
-def test_waiting_peers_and_countdown_are_shown(make_run: Make) -> None:
+def test_c13_whom_a_stuck_run_waits_for_and_how_long_is_shown(make_run: Make) -> None:
     run_dir = make_run(3)
     without_end(run_dir)
     for peer in ("peer-a", "peer-b"):

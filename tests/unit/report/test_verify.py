@@ -86,7 +86,7 @@ def test_a_true_run_is_verified_and_everything_was_counted(proven: Path) -> None
         assert verdict.checked[counted] > 0
 
 
-def test_rounds_are_read_off_the_ledger(proven: Path) -> None:
+def test_c07_who_was_refused_and_why_is_read_off_the_ledger(proven: Path) -> None:
     rounds = verify(proven).rounds
     assert [r.round for r in rounds] == [0, 1, 2]
     assert rounds[0].accepted == ("peer-a", "peer-b", "peer-c", "peer-d")
