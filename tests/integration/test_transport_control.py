@@ -692,7 +692,7 @@ def test_bytes_are_measured_at_the_socket_with_tls_in_them() -> None:
         await b.messages.get()
         after, theirs = a.meter.total(Plane.CONTROL), b.meter.total(Plane.CONTROL)
         assert 100_005 < after.sent - before.sent < 102_000
-        assert theirs.received == after.sent
+        assert 100_005 < theirs.received <= after.sent, "repeats count as sent"
         await close_all(members)
         assert a.meter.total(Plane.CONTROL).sent >= after.sent
         assert a.meter.total(Plane.PAYLOAD).sent == 0

@@ -1,7 +1,7 @@
 """Payloads on disk, named by their root: what the ledger's digests point at.
 
     folder/ROUND/ROOT       a whole, checked, durable payload, kept for that round
-    folder/incoming/ROOT    one that is still arriving; removed when the store is opened
+    folder/incoming/ROOT-N  one that is still arriving; removed when the store is opened
 
 A payload becomes visible under its root only by a rename after its bytes are durable, so ``has``
 means: held, whole, and still there after a crash. That is what an attestation claims.
@@ -9,8 +9,10 @@ means: held, whole, and still there after a crash. That is what an attestation c
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
+import threading
 from collections import OrderedDict
 from pathlib import Path
 
@@ -34,14 +36,16 @@ READ_BYTES = 1024 * 1024
 
 
 class IncomingPayload:
-    """The file of a payload that is arriving: written in any pieces, then finished or dropped.
+    """The file of a payload that is arriving: each byte written once, then finished or dropped.
 
-    Not visible in the store before ``finish``. Raises StorageError on disk faults.
+    Not visible in the store before ``finish``, which refuses if a write failed or is missing.
+    Raises StorageError on disk faults.
     """
 
     def __init__(self, store: PayloadStore, root: bytes, length: int) -> None:
         self._store, self._root, self._length = store, root, length
-        self.path = store.folder / INCOMING / root.hex()
+        self._written = 0
+        self.path = store.folder / INCOMING / f"{root.hex()}-{next(store._serial)}"
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             os.ftruncate(self._descriptor, length)
@@ -54,13 +58,19 @@ class IncomingPayload:
             write_all(self._descriptor, data, offset)
         except OSError as error:
             raise storage_error(error, self.path, "receiving a payload") from error
+        self._written += memoryview(data).nbytes
 
     def finish(self, round: Round, chunks: list[bytes]) -> None:
         """Make the payload durable and visible; its chunk digests, checked, are remembered."""
+        if self._written != self._length:
+            raise StorageError(
+                f"{self._written} of {self._length} bytes were written", where=str(self.path)
+            )
         try:
             os.fdatasync(self._descriptor)
             self._close()
-            self._store._adopt(self.path, self._root, self._length, round)
+            with self._store._lock:
+                self._store._adopt(self.path, self._root, self._length, round)
         except OSError as error:
             raise storage_error(error, self.path, "storing a payload") from error
         self._store._remember(self._root, chunks)
@@ -77,7 +87,7 @@ class IncomingPayload:
 
 
 class PayloadStore:
-    """A folder of payloads. Calls block on the disk: a node runs them on its disk thread.
+    """A folder of payloads. Calls block on the disk, and may come from several threads.
 
     Opening removes unfinished files. All methods raise StorageError on disk faults; those that take
     a root raise it too when no such payload is held.
@@ -87,6 +97,9 @@ class PayloadStore:
         self.folder = folder
         self._held: dict[bytes, tuple[Round, int]] = {}
         self._chunks: OrderedDict[bytes, list[bytes]] = OrderedDict()
+        self._serial = itertools.count()
+        self._lock = threading.Lock()
+        """Held while names change, so that no file is moved and removed at once."""
         try:
             shutil.rmtree(folder / INCOMING, ignore_errors=True)
             (folder / INCOMING).mkdir(parents=True)
@@ -110,10 +123,10 @@ class PayloadStore:
         self._held[root] = (round, length)
 
     def _remember(self, root: bytes, chunks: list[bytes]) -> None:
-        self._chunks[root] = chunks
-        self._chunks.move_to_end(root)
-        if len(self._chunks) > DIGEST_LISTS:
-            self._chunks.popitem(last=False)
+        with self._lock:
+            self._chunks[root] = chunks
+            if len(self._chunks) > DIGEST_LISTS:
+                self._chunks.popitem(last=False)
 
     def put(self, payload: Buffer, round: Round) -> bytes:
         """Store a payload for a round, durably; returns its root. Again is cheap and harmless."""
@@ -133,17 +146,22 @@ class PayloadStore:
 
     def keep(self, root: bytes, round: Round) -> bool:
         """Keep a held payload for a later round as well; False when it is not held."""
-        held = self._held.get(root)
-        if held is not None and held[0] < round:
-            try:
-                self._adopt(self.path(root), root, held[1], round)
-            except OSError as error:
-                raise storage_error(error, self.path(root), "storing a payload") from error
-        return held is not None
+        with self._lock:
+            held = self._held.get(root)
+            if held is not None and held[0] < round:
+                try:
+                    self._adopt(self.path(root), root, held[1], round)
+                except OSError as error:
+                    raise storage_error(error, self.path(root), "storing a payload") from error
+            return held is not None
 
     def receive(self, root: bytes, length: int) -> IncomingPayload:
         """Begin a payload that arrives in pieces."""
         return IncomingPayload(self, root, length)
+
+    def known_chunks(self, root: bytes) -> list[bytes] | None:
+        """The chunk digests, where they are in memory. Never touches the disk."""
+        return self._chunks.get(root)
 
     def has(self, root: bytes) -> bool:
         """Whether the payload is held whole and durable. Never touches the disk."""
@@ -198,6 +216,10 @@ class PayloadStore:
 
     def collect(self, before: Round) -> int:
         """Remove payloads whose last round is earlier; returns the bytes freed."""
+        with self._lock:
+            return self._collect(before)
+
+    def _collect(self, before: Round) -> int:
         freed = 0
         for root, (round, length) in list(self._held.items()):
             if round < before:

@@ -1,0 +1,681 @@
+"""The data plane: payloads travel in checked chunks between members and end durably on disk.
+
+A payload is named by its root. A holder first sends all chunk digests, which the receiver checks
+against length and root; each segment is then checked chunk by chunk as it arrives, and a payload is
+reported only once it is durable. So integrity needs no trust in the channel, and a payload that was
+begun with one holder is finished with another from the chunk it reached.
+
+- *Push*: an author offers its payload to the others. What a receiver takes before the ledger named
+  it is bounded: one payload for each author and round, rounds near its own, each at most
+  ``max_payload`` bytes.
+- *Fetch*: a payload that the ledger named is asked for from its holders, one at a time, until it is
+  held or no longer wanted. A holder that stalls or is much slower than the network has shown to be
+  is left for the next; one that sends a wrong chunk is reported and not asked again.
+
+Round-level deadlines are the protocol's; the bounds here only decide when to try another holder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
+
+from torchbft.node.storage.payloads import IncomingPayload, PayloadStore
+from torchbft.node.transports.endpoint import (
+    PAYLOADS,
+    PAYLOADS_CLEAR,
+    Endpoint,
+    UnreachableError,
+)
+from torchbft.node.transports.transfer import (
+    DONE,
+    EAGER_BYTES,
+    OFFER,
+    REFUSE,
+    START,
+    WANT,
+    Done,
+    Offer,
+    PayloadLink,
+    Receiving,
+    Refuse,
+    Sending,
+    Start,
+    Want,
+    chunk_count,
+    frame_limits,
+)
+from torchbft.primitives.digests import CHUNK_BYTES, DIGEST_BYTES, chunk_digests, root_of_chunks
+from torchbft.primitives.errors import StorageError
+from torchbft.primitives.evidence import Fault
+from torchbft.primitives.ids import PeerId, Round
+
+ROUNDS_BEHIND, ROUNDS_AHEAD = 2, 2
+"""Rounds around our own for which pushes are taken: peers are at most a round or two apart."""
+
+PUSHES_UNPLACED = 4
+"""Pushes taken from one peer while we do not know our own round yet, as after a restart."""
+
+LINKS_PER_PEER = 4
+"""Each side's dial, before and after a restart; beyond it the oldest gives way."""
+
+STALL_SECONDS = 10.0
+"""Without one byte for this long a holder is left: two lost packets' longest repeats."""
+
+GRACE_SECONDS = 5.0
+"""Added to every deadline that scales with bytes: round trips, and the disk of the other end."""
+
+FLOOR_RATE = 32e3
+"""Bytes per second that are always enough: a 10 Mbit/s line shared by 39 transfers."""
+
+SLOW_FACTOR = 16.0
+"""A holder this many times slower than the best seen is left, where another can be tried."""
+
+FAILURES_PER_HOLDER = 3
+"""Attempts with one holder for one payload before all have had their turn and a pause follows."""
+
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+"""Back-off between tries: a restarted peer is found at once, an absent one costs little."""
+
+MISBEHAVED_SECONDS = 5.0
+"""No connection from or to a peer that broke a rule."""
+
+SERVES_PER_PAYLOAD = 8
+"""Times that one payload's bytes are sent to one peer: its failed attempts, twice over."""
+
+T = TypeVar("T")
+
+
+class Label(NamedTuple):
+    """What a payload is for."""
+
+    round: Round
+    author: PeerId
+
+
+class _Arrival(Receiving):
+    """A payload that is not held yet: how far it came, from whom, and who waits for it."""
+
+    def __init__(self, plane: DataPlane, root: bytes, length: int) -> None:
+        self._plane = plane
+        self.root, self.length, self.reached = root, length, 0
+        self.labels: set[Label] = set()
+        self.chunks: list[bytes] | None = None
+        self.file: IncomingPayload | None = None
+        self.link: PayloadLink | None = None
+        self.attempt: asyncio.Future[bool] | None = None
+        self.pushers: set[PayloadLink] = set()
+        self.storing = False
+        self.holders: dict[PeerId, None] = {}
+        self.liars: set[PeerId] = set()
+        self.task: asyncio.Task[None] | None = None
+
+    def begin(self, link: PayloadLink) -> None:
+        """Receive from this link from now on."""
+        self.link = link
+        self.attempt = asyncio.get_running_loop().create_future()
+
+    def end(self, stored: bool) -> None:
+        """The attempt is over; what was reached stays."""
+        if self.link is not None:
+            self.link.abandon(self)
+        self.link = None
+        if self.attempt is not None and not self.attempt.done():
+            self.attempt.set_result(stored)
+
+    def open_file(self) -> IncomingPayload:
+        """On the disk thread: the file, made when it is first needed."""
+        if self.file is None:
+            self.file = self._plane.receive(self)
+        return self.file
+
+    def drop_file(self) -> None:
+        """On the disk thread: remove what has arrived."""
+        if self.file is not None:
+            self.file.drop()
+            self.file = None
+
+    def takes(self, start: Start) -> str | None:
+        """Why an announced transfer is not this payload's continuation; None when it is."""
+        digests = chunk_count(self.length) * DIGEST_BYTES
+        if (start.length, start.offset, len(start.chunks)) != (self.length, self.reached, digests):
+            return "it announced another length, offset or number of chunks than was asked for"
+        chunks = [start.chunks[at : at + DIGEST_BYTES] for at in range(0, digests, DIGEST_BYTES)]
+        if root_of_chunks(self.length, chunks) != self.root:
+            return "its chunk digests do not match the payload's root"
+        self.chunks = chunks
+        return None
+
+    def segment(self, link: PayloadLink, data: memoryview, release: Callable[[], None]) -> None:
+        """Check the next chunks and hand them to the disk."""
+        first = self.reached // CHUNK_BYTES
+        found = chunk_digests(data)
+        if self.chunks is None or found != self.chunks[first : first + len(found)]:
+            release()
+            self._plane.lied(
+                self, link, f"its bytes after {self.reached} do not match their digest"
+            )
+            return
+        at, self.reached = self.reached, self.reached + len(data)
+        self._plane.write(self, at, data, release)
+
+
+class DataPlane:
+    """Sends, receives and serves payloads for one peer.
+
+    on_stored(peer or None, root): a payload became held, durable and equal to its root; ``peer`` is
+    who sent its last bytes, None when it was held already. May be called again for a held root.
+    on_fault(peer, fault, reason): an authenticated peer broke a rule; no evidence for others.
+    on_disk_error(error): the disk refused; the transfer is tried again.
+    encrypt: False sends payloads in clear after a signed challenge (public data only).
+    max_payload: bytes of the largest payload that is taken unasked, from the run file.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        store: PayloadStore,
+        *,
+        encrypt: bool,
+        max_payload: int,
+        on_stored: Callable[[PeerId | None, bytes], None],
+        on_fault: Callable[[PeerId, Fault, str], None] = lambda peer, fault, reason: None,
+        on_disk_error: Callable[[StorageError], None] = lambda error: None,
+    ) -> None:
+        self._endpoint, self._store, self._max = endpoint, store, max_payload
+        self.meter = endpoint.meter
+        self.limits = frame_limits(max_payload)
+        self._service = PAYLOADS if encrypt else PAYLOADS_CLEAR
+        self._on_stored, self._on_fault, self._on_disk_error = on_stored, on_fault, on_disk_error
+        self._loop = asyncio.get_running_loop()
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="payloads")
+        self._links: dict[PeerId, list[PayloadLink]] = {}
+        self._dials: dict[PeerId, asyncio.Task[PayloadLink]] = {}
+        self._arrivals: dict[tuple[bytes, int], _Arrival] = {}
+        """By root and length: a root binds its length, so a false one only harms itself."""
+        self._cooling: dict[PeerId, float] = {}
+        self._pushed: dict[Label, bytes] = {}
+        self._round: Round | None = None
+        self._pushes: dict[tuple[Label, PeerId], asyncio.Task[None]] = {}
+        self._answers: dict[tuple[PayloadLink, bytes], list[asyncio.Future[str]]] = {}
+        self._delivered: dict[bytes, set[PeerId]] = {}
+        self._served: Counter[tuple[PeerId, bytes]] = Counter()
+        self._best_rate = 0.0
+        self._jobs: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        endpoint.serve(self._service, self._new_link)
+
+    # What the host calls
+
+    def advance(self, round: Round) -> None:
+        """Our own round: pushes are taken for those around it. Implied by push and fetch."""
+        if self._round is None or round > self._round:
+            self._round = round
+            oldest = round - ROUNDS_BEHIND
+            self._pushed = {k: root for k, root in self._pushed.items() if k.round >= oldest}
+
+    def push(self, root: bytes, to: Iterable[PeerId], label: tuple[Round, PeerId]) -> None:
+        """Offer a held payload to peers until each has it, refuses it, or it is cancelled."""
+        named = Label(*label)
+        self.advance(named.round)
+        self._store.length(root)
+        for peer in to:
+            if peer != self._endpoint.me and (named, peer) not in self._pushes:
+                task = self._spawn(self._push(root, peer, named))
+                self._pushes[named, peer] = task
+                task.add_done_callback(partial(self._pushed_out, (named, peer)))
+
+    def _pushed_out(self, key: tuple[Label, PeerId], task: asyncio.Task[None]) -> None:
+        if self._pushes.get(key) is task:
+            del self._pushes[key]
+
+    def fetch(
+        self, root: bytes, length: int, holders: Sequence[PeerId], label: tuple[Round, PeerId]
+    ) -> None:
+        """Get a payload from any of its holders, however long it takes, until cancelled.
+
+        Called again for the same root it adds holders. root, length: from the ledger.
+        """
+        named = Label(*label)
+        self.advance(named.round)
+        self.limits[START] = max(self.limits[START], frame_limits(length)[START])
+        if self._store.has(root):
+            self._spawn(self._held_already(None, root, named.round))
+            return
+        arrival = self._arrival(root, length)
+        arrival.labels.add(named)
+        arrival.holders.update(dict.fromkeys(peer for peer in holders if peer != self._endpoint.me))
+        if arrival.task is None:
+            arrival.task = self._spawn(self._fetch(arrival))
+
+    def cancel(self, round: Round, author: PeerId | None = None) -> None:
+        """Stop pushes and drop arrivals of a round, or of one author in it."""
+        self._cancel(lambda label: label.round == round and author in (None, label.author))
+
+    def forget(self, before: Round) -> None:
+        """Cancel everything of earlier rounds, and remove their payloads from the store."""
+        self._cancel(lambda label: label.round < before)
+        self._spawn(self._collect(before))
+
+    def delivered(self, root: bytes) -> set[PeerId]:
+        """Peers that confirmed to hold a payload that we pushed."""
+        return set(self._delivered.get(root, ()))
+
+    def disconnect(self, peer: PeerId) -> None:
+        """Drop all connections of a peer, as when it left the roster."""
+        for link in list(self._links.get(peer, ())):
+            link.abort("disconnected")
+
+    async def close(self) -> None:
+        """Stop everything; partial payloads are dropped. May be called twice."""
+        self._closed = True
+        jobs = [*self._jobs, *self._dials.values()]
+        for job in jobs:
+            job.cancel()
+        await asyncio.gather(*jobs, return_exceptions=True)
+        for peer in list(self._links):
+            self.disconnect(peer)
+        for arrival in list(self._arrivals.values()):
+            self._drop(arrival)
+        await self._loop.run_in_executor(None, self._disk.shutdown)
+
+    # Small machinery
+
+    def _spawn(self, job: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = self._loop.create_task(job)
+        self._jobs.add(task)
+        task.add_done_callback(self._jobs.discard)
+        return task
+
+    async def _on_disk(self, call: Callable[..., T], *arguments: object) -> T:
+        return await self._loop.run_in_executor(self._disk, call, *arguments)
+
+    def _arrival(self, root: bytes, length: int) -> _Arrival:
+        arrival = self._arrivals.get((root, length))
+        if arrival is None:
+            arrival = self._arrivals[root, length] = _Arrival(self, root, length)
+        return arrival
+
+    def _is_current(self, arrival: _Arrival) -> bool:
+        return self._arrivals.get((arrival.root, arrival.length)) is arrival
+
+    def _drop(self, arrival: _Arrival) -> None:
+        """Forget a payload that has not arrived."""
+        self._arrivals.pop((arrival.root, arrival.length), None)
+        if arrival.link is not None:
+            arrival.link.send(REFUSE, Refuse(arrival.root, "no longer wanted"))
+        for link in arrival.pushers:
+            link.send(REFUSE, Refuse(arrival.root, "no longer wanted"))
+        arrival.end(False)
+        if arrival.task is not None:
+            arrival.task.cancel()
+        if not arrival.storing:
+            self._disk.submit(arrival.drop_file)
+
+    def _cancel(self, concerns: Callable[[Label], bool]) -> None:
+        for (label, _), push in list(self._pushes.items()):
+            if concerns(label):
+                push.cancel()
+        self._pushed = {k: root for k, root in self._pushed.items() if not concerns(k)}
+        for arrival in list(self._arrivals.values()):
+            kept = {label for label in arrival.labels if not concerns(label)}
+            if arrival.labels and not kept:
+                self._drop(arrival)
+            arrival.labels = kept
+
+    async def _collect(self, before: Round) -> None:
+        await self._on_disk(self._store.collect, before)
+        self._served = Counter({k: v for k, v in self._served.items() if self._store.has(k[1])})
+        self._delivered = {k: v for k, v in self._delivered.items() if self._store.has(k)}
+
+    # Connections
+
+    def _new_link(self, peer: PeerId) -> PayloadLink | None:
+        refused = self._closed or self._cooling.get(peer, 0.0) > self._loop.time()
+        return None if refused else PayloadLink(self, peer)
+
+    def made(self, link: PayloadLink) -> None:
+        """A connection is ready for use."""
+        links = self._links.setdefault(link.peer, [])
+        links.append(link)
+        if len(links) > LINKS_PER_PEER:
+            links[0].abort("too many connections")
+
+    def lost(self, link: PayloadLink) -> None:
+        """A connection ended: what it carried goes on elsewhere."""
+        if link in self._links.get(link.peer, ()):
+            self._links[link.peer].remove(link)
+        for arrival in self._arrivals.values():
+            arrival.pushers.discard(link)
+            if arrival.link is link and not arrival.storing:
+                arrival.end(False)
+        for (on, _), answers in self._answers.items():
+            for answer in answers:
+                if on is link and not answer.done():
+                    answer.set_exception(UnreachableError(link.reason))
+
+    async def _link(self, peer: PeerId) -> PayloadLink:
+        """The newest live connection to a peer, or a new one. Raises UnreachableError."""
+        if self._cooling.get(peer, 0.0) > self._loop.time():
+            raise UnreachableError(f"{peer} broke a rule a moment ago")
+        if live := self._links.get(peer):
+            return live[-1]
+        dial = self._dials.get(peer)
+        if dial is None:
+            dial = self._dials[peer] = self._loop.create_task(self._dial(peer))
+            dial.add_done_callback(lambda _: self._dials.pop(peer, None))
+        link = await asyncio.shield(dial)
+        if link.reason:
+            raise UnreachableError(link.reason)
+        return link
+
+    async def _dial(self, peer: PeerId) -> PayloadLink:
+        link = await self._endpoint.dial(peer, self._service, self._new_link)
+        return cast(PayloadLink, link)
+
+    # Pushing
+
+    async def _push(self, root: bytes, peer: PeerId, label: Label) -> None:
+        pause = FIRST_PAUSE
+        offer = Offer(root, self._store.length(root), label.round)
+        while True:
+            try:
+                link = await self._link(peer)
+                refusal = await self._offer(link, offer)
+            except UnreachableError:
+                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            if not refusal:
+                self._delivered.setdefault(root, set()).add(peer)
+            return
+
+    async def _offer(self, link: PayloadLink, offer: Offer) -> str:
+        """Offer on a link; "" once the peer has stored it, else why not. UnreachableError."""
+        answer: asyncio.Future[str] = self._loop.create_future()
+        self._answers.setdefault((link, offer.root), []).append(answer)
+        try:
+            link.send(OFFER, offer)
+            if offer.length <= EAGER_BYTES:
+                await self._serve(link, Want(offer.root, 0))
+            while not answer.done():
+                moved = link.moved
+                await asyncio.wait({answer}, timeout=STALL_SECONDS)
+                if not answer.done() and link.moved == moved:
+                    link.abort("no answer to an offer")
+            return await answer
+        finally:
+            self._answers[link, offer.root].remove(answer)
+            if not self._answers[link, offer.root]:
+                del self._answers[link, offer.root]
+                if not answer.done():
+                    link.stop(offer.root)
+
+    def done(self, link: PayloadLink, done: Done) -> None:
+        """A peer has stored what we offered."""
+        self._answer(link, done.root, "")
+
+    def refused(self, link: PayloadLink, refuse: Refuse) -> None:
+        """A peer does not want what we offer, or does not hold what we want."""
+        link.stop(refuse.root)
+        self._answer(link, refuse.root, refuse.reason or "refused")
+        for arrival in self._arrivals.values():
+            if (arrival.root, arrival.link) == (refuse.root, link) and not arrival.storing:
+                arrival.end(False)
+
+    def _answer(self, link: PayloadLink, root: bytes, refusal: str) -> None:
+        for answer in self._answers.get((link, root), ()):
+            if not answer.done():
+                answer.set_result(refusal)
+
+    # Serving
+
+    def wanted(self, link: PayloadLink, want: Want) -> None:
+        """A peer asks for a payload."""
+        refusal = self._refusal(link.peer, want)
+        if refusal:
+            link.send(REFUSE, Refuse(want.root, refusal))
+        else:
+            self._spawn(self._serve(link, want))
+
+    def _refusal(self, peer: PeerId, want: Want) -> str:
+        if not self._store.has(want.root):
+            return "not held"
+        left = self._store.length(want.root) - want.offset
+        if left < 0 or want.offset % CHUNK_BYTES:
+            return "no such offset"
+        already = self._served[peer, want.root]
+        if already > SERVES_PER_PAYLOAD * self._store.length(want.root):
+            return "asked for too often"
+        self._served[peer, want.root] = already + left
+        return ""
+
+    async def _serve(self, link: PayloadLink, want: Want) -> None:
+        try:
+            chunks = self._store.known_chunks(want.root)
+            if chunks is None:
+                chunks = await self._on_disk(self._store.chunks, want.root)
+            path, length = self._store.path(want.root), self._store.length(want.root)
+        except StorageError as error:
+            self._on_disk_error(error)
+            link.send(REFUSE, Refuse(want.root, "its file cannot be read"))
+            return
+        link.serve(Sending(want.root, path, length, want.offset, chunks))
+
+    # Receiving what is pushed
+
+    def offered(self, link: PayloadLink, offer: Offer) -> None:
+        """A peer offers a payload of its own."""
+        label = Label(Round(offer.round), link.peer)
+        refusal = self._unplaced(label, offer) or self._oversized(label, offer)
+        if refusal:
+            link.send(REFUSE, Refuse(offer.root, refusal))
+            return
+        if self._store.has(offer.root):
+            self._spawn(self._held_already(link, offer.root, label.round))
+            return
+        arrival = self._arrival(offer.root, offer.length)
+        arrival.labels.add(label)
+        arrival.pushers.add(link)
+        if arrival.link is None and not arrival.storing:
+            arrival.begin(link)
+            if offer.length > EAGER_BYTES:
+                link.send(WANT, Want(offer.root, arrival.reached))
+
+    def _unplaced(self, label: Label, offer: Offer) -> str:
+        """Why a push is not taken; "" when it is. What the ledger names is fetched all the same."""
+        if self._pushed.get(label, offer.root) != offer.root:
+            return "another payload came for this round"
+        if self._round is None:
+            mine = [k for k in self._pushed if k.author == label.author and k != label]
+            return "too many payloads before the first round" * (len(mine) >= PUSHES_UNPLACED)
+        if not self._round - ROUNDS_BEHIND <= label.round <= self._round + ROUNDS_AHEAD:
+            return f"round {label.round} is far from ours"
+        return ""
+
+    def _oversized(self, label: Label, offer: Offer) -> str:
+        """Takes the label's place; refuses, and the first time reports, what is too large."""
+        first = label not in self._pushed
+        self._pushed[label] = offer.root
+        if offer.length <= self._max:
+            return ""
+        reason = f"a payload of {offer.length} bytes where at most {self._max} are allowed"
+        if first:
+            self._on_fault(label.author, Fault.OVERSIZED, reason)
+        return reason
+
+    async def _held_already(self, link: PayloadLink | None, root: bytes, round: Round) -> None:
+        try:
+            await self._on_disk(self._store.keep, root, round)
+        except StorageError as error:
+            self._on_disk_error(error)
+            return
+        if link is not None:
+            link.send(DONE, Done(root))
+        self._on_stored(None if link is None else link.peer, root)
+
+    def started(self, link: PayloadLink, start: Start) -> Receiving | None:
+        """A transfer begins: receive it, or let it fall on the floor when it is not awaited."""
+        arrival = self._arrivals.get((start.root, start.length))
+        if arrival is None or arrival.link is not link or arrival.storing:
+            return None
+        wrong = arrival.takes(start)
+        if wrong is not None:
+            self.lied(arrival, link, wrong)
+            return None
+        if arrival.reached == arrival.length:
+            self._store_now(arrival)
+        return arrival
+
+    # Writing
+
+    def receive(self, arrival: _Arrival) -> IncomingPayload:
+        """On the disk thread: a file for a payload that arrives."""
+        return self._store.receive(arrival.root, arrival.length)
+
+    def write(
+        self, arrival: _Arrival, at: int, data: memoryview, release: Callable[[], None]
+    ) -> None:
+        """Checked bytes go to the disk thread; the last ones make the payload durable."""
+
+        def on_disk() -> None:
+            arrival.open_file().write(at, data)
+
+        async def then() -> None:
+            try:
+                await asyncio.wrap_future(written)
+            except StorageError as error:
+                self._disk_failed(arrival, error)
+            finally:
+                release()
+
+        written = self._disk.submit(on_disk)
+        self._spawn(then())
+        if arrival.reached == arrival.length:
+            self._store_now(arrival)
+
+    def _disk_failed(self, arrival: _Arrival, error: StorageError) -> None:
+        """Start this payload anew later: what lies on the disk is not known."""
+        self._on_disk_error(error)
+        self._disk.submit(arrival.drop_file)
+        if self._is_current(arrival):
+            if arrival.link is not None:
+                arrival.link.send(REFUSE, Refuse(arrival.root, "the disk refuses"))
+            arrival.storing = False
+            arrival.end(False)
+            arrival.reached = 0
+
+    def _store_now(self, arrival: _Arrival) -> None:
+        arrival.storing = True
+        self._spawn(self._finish(arrival))
+
+    async def _finish(self, arrival: _Arrival) -> None:
+        """All bytes are there and checked: make them durable, then tell everyone."""
+        round = max((label.round for label in arrival.labels), default=Round(0))
+
+        def on_disk() -> None:
+            arrival.open_file().finish(round, arrival.chunks or [])
+
+        try:
+            await self._on_disk(on_disk)
+        except StorageError as error:
+            self._disk_failed(arrival, error)
+            return
+        sender = arrival.link.peer if arrival.link is not None else None
+        if self._is_current(arrival):
+            del self._arrivals[arrival.root, arrival.length]
+        arrival.end(True)
+        for link in arrival.pushers:
+            link.send(DONE, Done(arrival.root))
+        self._on_stored(sender, arrival.root)
+
+    # Fetching
+
+    async def _fetch(self, arrival: _Arrival) -> None:
+        """Try holders in turn until the payload is held."""
+        failures: Counter[PeerId] = Counter()
+        pause = FIRST_PAUSE
+        while True:
+            if arrival.attempt is not None and await self._watch(arrival, others=True):
+                return
+            peer = self._next_holder(arrival, failures)
+            if peer is None:
+                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+                pause = min(2 * pause, LONGEST_PAUSE)
+                failures.clear()
+                continue
+            failures[peer] += 1
+            others = any(p != peer for p in arrival.holders if p not in arrival.liars)
+            if await self._try(arrival, peer, others):
+                return
+
+    def _next_holder(self, arrival: _Arrival, failures: Counter[PeerId]) -> PeerId | None:
+        """A holder with the fewest failures, connected ones first, else by chance."""
+        able = [
+            peer
+            for peer in arrival.holders
+            if peer not in arrival.liars and failures[peer] < FAILURES_PER_HOLDER
+        ]
+        if not able:
+            return None
+        return min(able, key=lambda p: (failures[p], not self._links.get(p), random.random()))
+
+    async def _try(self, arrival: _Arrival, peer: PeerId, others: bool) -> bool:
+        try:
+            link = await self._link(peer)
+        except UnreachableError:
+            return self._store.has(arrival.root)
+        if self._store.has(arrival.root):
+            return True
+        if arrival.link is None and not arrival.storing:
+            arrival.begin(link)
+            link.send(WANT, Want(arrival.root, arrival.reached))
+        return await self._watch(arrival, others)
+
+    async def _watch(self, arrival: _Arrival, others: bool) -> bool:
+        """Wait for the attempt under way; end it when it stalls or is too slow. True: stored."""
+        attempt, link = arrival.attempt, arrival.link
+        if attempt is None:
+            return False
+        began, at = self._loop.time(), arrival.reached
+        while not attempt.done():
+            moved = link.moved if link is not None else 0
+            left = began + self._allowed(arrival.length - at, others) - self._loop.time()
+            wait = STALL_SECONDS if arrival.storing else max(0.0, min(STALL_SECONDS, left))
+            await asyncio.wait({attempt}, timeout=wait)
+            if attempt.done() or arrival.storing or link is None:
+                continue
+            if link.moved == moved or left <= 0:
+                self._best_rate /= 2
+                link.abort("it stalled" if left > 0 else "it is too slow")
+                arrival.end(False)
+        if arrival.attempt is attempt:
+            arrival.attempt = None
+        stored = attempt.result()
+        if stored:
+            seconds = max(self._loop.time() - began, 1e-3)
+            self._best_rate = max(self._best_rate, (arrival.length - at) / seconds)
+        return stored
+
+    def _allowed(self, nbytes: int, others: bool) -> float:
+        """Seconds that an attempt may take: the deadline scales with bytes."""
+        rate = max(FLOOR_RATE, self._best_rate / SLOW_FACTOR if others else 0.0)
+        return GRACE_SECONDS + nbytes / rate
+
+    # Faults
+
+    def lied(self, arrival: _Arrival, link: PayloadLink, reason: str) -> None:
+        """A peer sent bytes that are not the payload's: ask others, and never it for this one."""
+        arrival.liars.add(link.peer)
+        self.misbehaved(link, Fault.WITHHELD, reason)
+
+    def misbehaved(self, link: PayloadLink, fault: Fault, reason: str) -> None:
+        """A peer broke a rule: report it and end this connection."""
+        self._cooling[link.peer] = self._loop.time() + MISBEHAVED_SECONDS
+        self._on_fault(link.peer, fault, reason)
+        link.abort(reason)
