@@ -26,6 +26,7 @@ from torch import Tensor
 from torchbft.primitives.ids import PeerId
 
 SHARED_MEMORY = Path("/dev/shm")
+PREFIX = "torchbft-oracle-"
 PATIENCE_S = 5.0
 """A liar waits at most so long for honest updates: one honest peer may be down, and a liar that
 waits longer than the swarm's own time-outs would only be late."""
@@ -93,6 +94,23 @@ class Oracle:
 
 
 def create_folder() -> Path:
-    """A fresh folder for one demo, private to this user, in shared memory where there is any."""
-    parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    return Path(tempfile.mkdtemp(prefix="torchbft-oracle-", dir=parent))
+    """A fresh folder for one demo, private to this user, in shared memory where there is any.
+
+    Folders whose creating process is gone, and could not remove them, are removed.
+    """
+    parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    for left in parent.glob(f"{PREFIX}*-*"):
+        if _is_orphan(left):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=parent))
+
+
+def _is_orphan(folder: Path) -> bool:
+    """Whether the process named in a folder's name no longer runs; not if that is unclear."""
+    try:
+        os.kill(int(folder.name.removeprefix(PREFIX).partition("-")[0]), 0)
+    except ProcessLookupError:
+        return True
+    except (ValueError, OSError):
+        return False
+    return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import nn
 
 from torchbft import attacks
-from torchbft.attacks.oracle import ROUNDS_KEPT, Oracle, create_folder
+from torchbft.attacks.oracle import PREFIX, ROUNDS_KEPT, Oracle, create_folder
 from torchbft.primitives.ids import PeerId
 from torchbft.tensors.layout import StateLayout
 from torchbft.tensors.update import Update
@@ -103,6 +105,24 @@ def test_a_created_folder_is_private_and_fresh() -> None:
         Oracle(first, []).close()
         Oracle(second, []).close()
     assert not first.exists()
+
+
+def test_folders_of_dead_processes_are_removed_and_those_of_living_ones_kept() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    living = create_folder()
+    parent = living.parent
+    orphan, odd = (parent / f"{PREFIX}{part}-x" for part in (gone.pid, "name"))
+    try:
+        orphan.mkdir()
+        odd.mkdir()
+        fresh = create_folder()
+        assert not orphan.exists()
+        assert living.exists()
+        assert odd.exists()
+    finally:
+        for folder in (living, odd, fresh):
+            Oracle(folder, []).close()
 
 
 # --- the hook --------------------------------------------------------------------------------
