@@ -213,12 +213,21 @@ def _phase_table(costs: list[RoundCost]) -> str:
 # Question 3: refused, or merely different
 
 
-def refusals(view: RunView) -> str:
+def refusals(view: RunView, verdict: Verdict | None = None) -> str:
     """How each refused contribution was told from a merely different one."""
-    return _refused(view) + _weights(view) + _accused(view)
+    return _refused(view, _details(verdict)) + _weights(view) + _accused(view)
 
 
-def _refused(view: RunView) -> str:
+_Details = dict[tuple[str, int], str]
+
+
+def _details(verdict: Verdict | None) -> _Details:
+    """What the verifier found in malformed payloads, by peer and round."""
+    rounds = verdict.rounds if verdict else ()
+    return {(r.peer, told.round): r.detail for told in rounds for r in told.results if r.detail}
+
+
+def _refused(view: RunView, details: _Details) -> str:
     groups: dict[tuple[str, str, str], list[tuple[int, Cell]]] = {}
     for name, row in view.matrix().items():
         for number, cell in row.items():
@@ -226,7 +235,7 @@ def _refused(view: RunView) -> str:
                 groups.setdefault((name, cell.outcome, cell.evidence), []).append((number, cell))
     if not groups:
         return paragraph("<strong>No contribution was refused.</strong>")
-    rows = [_refused_row(view, key, cells) for key, cells in sorted(groups.items())]
+    rows = [_refused_row(view, key, cells, details) for key, cells in sorted(groups.items())]
     count = sum(len(cells) for cells in groups.values())
     return paragraph(
         f"<strong>{count} contributions were refused.</strong> None for being different: one that"
@@ -237,18 +246,19 @@ def _refused(view: RunView) -> str:
 
 
 def _refused_row(
-    view: RunView, key: tuple[str, str, str], cells: list[tuple[int, Cell]]
+    view: RunView, key: tuple[str, str, str], cells: list[tuple[int, Cell]], details: _Details
 ) -> tuple[str, ...]:
     name, _, evidence = key
     shown = look(cells[0][1])
-    reasons = dict.fromkeys(cell.reason for _, cell in cells if cell.reason)
+    found = [details.get((name, number), cell.reason) for number, cell in cells]
+    reasons = [reason for reason in dict.fromkeys(found) if reason]
     numbers = tuple(number for number, _ in cells)
     kind = f"<strong>{escape(evidence or 'no proof')}</strong>: "
     return (
         escape(name) + _truth(view, name),
         escape(shown.label),
         f"{len(numbers)} ({escape(span(numbers))})",
-        escape("; ".join([shown.meaning, *list(reasons)[:3]])),
+        escape("; ".join([shown.meaning, *reasons[:3]])),
         kind + escape(PROOF.get(evidence, evidence)),
     )
 

@@ -25,6 +25,8 @@ class MemberResult:
     outcome: str
     reason: str
     proof: str
+    detail: str = ""
+    """Of a malformed payload: what the verifier found in it."""
 
 
 @dataclass(frozen=True, slots=True)

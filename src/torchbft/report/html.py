@@ -20,6 +20,8 @@ from torchbft.report.words import LEGEND, look, percent, seconds, sentence, size
 
 MAX_MATRIX_ROUNDS = 400
 """Columns of the matrix; the page of a longer run shows the last ones and says so."""
+ROOMY_ROUNDS = 24
+"""So few rounds get wider cells."""
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 MIB = 1024.0 * 1024.0
 
@@ -41,7 +43,7 @@ def render(view: RunView, verdict: Verdict | None = None) -> str:
         _section(
             "refused",
             "3. How was a refused contribution told from a merely different one?",
-            refusals(view),
+            refusals(view, verdict),
         ),
         _section("facts", "About this run", _facts(view, verdict)),
     )
@@ -222,6 +224,7 @@ def _matrix(view: RunView) -> str:
         for name in cells
     )
     cut = view.last_round + 1 - len(rounds)
+    roomy = " roomy" if len(rounds) <= ROOMY_ROUNDS else ""
     note = paragraph(f"The first {cut} rounds are left out here.") if cut > 0 else ""
     return (
         paragraph(
@@ -229,7 +232,7 @@ def _matrix(view: RunView) -> str:
             " the rule gave it; a full bar is an equal share. Point at a cell, or move to it with"
             " the arrow keys, for the reason."
         )
-        + f'<div class="wide"><table class="matrix"><thead><tr><td></td>{head}</tr></thead>'
+        + f'<div class="wide"><table class="matrix{roomy}"><thead><tr><td></td>{head}</tr></thead>'
         f'<tbody>{body}</tbody></table></div><p id="tip" class="tip" role="status">&nbsp;</p>'
         + _legend(view)
         + note

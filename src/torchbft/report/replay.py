@@ -6,14 +6,14 @@ roots on the ledger, and the model by aggregating it again from the start state.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from torchbft.node.model import START
 from torchbft.node.storage.checkpoints import Checkpoints
 from torchbft.primitives.errors import DecodeError, StorageError, TorchbftError
-from torchbft.primitives.evidence import Evidence, Fault
+from torchbft.primitives.evidence import Evidence, Fault, Outcome
 from torchbft.primitives.ids import Height, PeerId, Round
 from torchbft.primitives.runspec import RunSpec
 from torchbft.protocols.ledger.certificates import (
@@ -30,8 +30,14 @@ from torchbft.protocols.ledger.messages import (
 )
 from torchbft.protocols.peer import application_of
 from torchbft.protocols.round.admissible import check_equivocation
-from torchbft.protocols.round.events import Convicted, RootSigned, RoundFixed, RoundVoid
-from torchbft.protocols.round.outcomes import check_bad_opening, check_malformed
+from torchbft.protocols.round.events import (
+    Convicted,
+    MemberOutcome,
+    RootSigned,
+    RoundFixed,
+    RoundVoid,
+)
+from torchbft.protocols.round.outcomes import OBSERVATIONS, check_bad_opening, check_malformed
 from torchbft.protocols.round.state import Accepted, RoundState
 from torchbft.report.findings import Findings, MemberResult, VerifiedRound
 from torchbft.report.logs import LogRecord, wrong_transaction
@@ -171,6 +177,23 @@ class Models:
         self.findings.count("rounds aggregated again")
         return after
 
+    def why_malformed(self, item: Accepted) -> str | None:
+        """What is wrong with a payload that f+1 attested as malformed; None if nothing is, and
+        empty where nobody kept it."""
+        path = self.payloads.get(item.payload_root)
+        if self.state is None:
+            return ""
+        most = self.recipe.codec.max_bytes(self.state.layout)
+        if item.payload_length > most:
+            return f"{item.payload_length} bytes where an update has at most {most}"
+        if path is None:
+            return ""
+        try:
+            self.recipe.codec.decode(path.read_bytes(), self.state.layout)
+        except DecodeError as error:
+            return error.what
+        return None
+
     def _payload(self, item: Accepted) -> bytes:
         path = self.payloads.get(item.payload_root)
         if path is None:
@@ -248,14 +271,17 @@ class Replay:
             else:
                 self.findings.count("transactions")
 
-    def _event(self, event: object, round_of: object, place: str) -> None:
-        assert callable(round_of)
+    def _event(
+        self, event: object, round_of: Callable[[int], RoundState | None], place: str
+    ) -> None:
         match event:
             case RoundFixed():
-                self._round_fixed(event, round_of(event.round), place)
+                ended = round_of(event.round)
+                assert ended is not None, "a round that was just fixed is current or previous"
+                self._round_fixed(event, ended, place)
             case RoundVoid():
                 self.fixed.pop(event.round, None)
-                results = tuple(_result(o) for o in event.outcomes)
+                results = self._results(event.outcomes, round_of(event.round), place)
                 self.rounds[event.round] = VerifiedRound(
                     event.round, True, event.reason, (), results
                 )
@@ -269,10 +295,27 @@ class Replay:
     def _round_fixed(self, event: RoundFixed, ended: RoundState, place: str) -> None:
         self.fixed[event.round] = (ended, event.accepted)
         accepted = tuple(item.author for item in event.accepted)
-        results = tuple(_result(outcome) for outcome in event.outcomes)
+        results = self._results(event.outcomes, ended, place)
         self.rounds[event.round] = VerifiedRound(event.round, False, "", accepted, results)
         self.findings.count("rounds")
         self._evidence(event.outcomes, ended, place)
+
+    def _results(
+        self, outcomes: Sequence[MemberOutcome], ended: RoundState | None, place: str
+    ) -> tuple[MemberResult, ...]:
+        """Outcomes for people; a payload called malformed is decoded, and must not decode."""
+        opened = {item.author: item for item in ended.opened} if ended else {}
+        results = []
+        for told in outcomes:
+            detail: str | None = ""
+            if told.outcome == Outcome.MALFORMED and told.proof == OBSERVATIONS:
+                detail = self.models.why_malformed(opened[told.peer])
+                if detail is None:
+                    self.findings.problem(place, f"the payload of {told.peer} is not malformed")
+            results.append(
+                MemberResult(told.peer, str(told.outcome), told.reason, told.proof, detail or "")
+            )
+        return tuple(results)
 
     def _root_signed(self, event: RootSigned, place: str) -> None:
         told, fixed = self.rounds.get(event.round), self.fixed.pop(event.round, None)
@@ -286,10 +329,12 @@ class Replay:
         )
         self.models.redo(*fixed, event.root)
 
-    def _evidence(self, outcomes: Sequence[object], ended: RoundState | None, place: str) -> None:
+    def _evidence(
+        self, outcomes: Sequence[MemberOutcome], ended: RoundState | None, place: str
+    ) -> None:
         """Evidence that the ledger names must convince an outsider too."""
         for outcome in outcomes:
-            evidence = getattr(outcome, "evidence", None)
+            evidence = outcome.evidence
             if evidence is None or ended is None:
                 continue
             if self._convinces(evidence, ended):
@@ -316,9 +361,3 @@ class Replay:
             self.findings.count("convictions")
         else:
             self.findings.problem(place, f"{evidence.accused} is convicted without proof")
-
-
-def _result(outcome: object) -> MemberResult:
-    peer, kind = getattr(outcome, "peer", ""), getattr(outcome, "outcome", "")
-    reason, proof = getattr(outcome, "reason", ""), getattr(outcome, "proof", "")
-    return MemberResult(str(peer), str(kind), reason, proof)

@@ -13,7 +13,7 @@ import pytest
 from torchbft.primitives.trace import Accused, Notice, Refusal, RoundEnded
 from torchbft.report.answers import cost, refusals, threshold
 from torchbft.report.chart import MAX_BARS, Scale, Series, line_chart, nice_ticks, stacked_bars
-from torchbft.report.findings import Problem, Verdict
+from torchbft.report.findings import MemberResult, Problem, Verdict, VerifiedRound
 from torchbft.report.gather import gather
 from torchbft.report.html import render
 
@@ -126,6 +126,13 @@ def test_verdict_is_shown(make_run: Make) -> None:
     assert "FALSE" in bad.text
     assert "byte 7 is damaged" in bad.text
     assert "at least 5 of 7 votes (" not in bad.text
+
+
+def test_verifier_says_what_was_wrong_with_a_malformed_payload(make_run: Make) -> None:
+    result = MemberResult("peer-f", "malformed", "payload", "f+1 signed observations", "odd bytes")
+    told = VerifiedRound(3, False, "", (), (result,))
+    text = page_of(make_run(4), Verdict({"blocks": 1}, (), (told,))).text
+    assert "f+1 attest that it does not decode; odd bytes" in text
 
 
 def test_demo_marks_liars_but_judges_by_the_trace_alone(make_run: Make) -> None:

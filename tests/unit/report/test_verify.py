@@ -94,6 +94,7 @@ def test_c07_who_was_refused_and_why_is_read_off_the_ledger(proven: Path) -> Non
     (refused,) = [r for r in rounds[1].results if r.outcome != "accepted"]
     assert (refused.peer, refused.outcome) == ("peer-d", "malformed")
     assert refused.proof == "f+1 signed observations"
+    assert "non-finite" in refused.detail, "the verifier decodes what was refused"
     assert len({r.root for r in rounds}) == 3
 
 
