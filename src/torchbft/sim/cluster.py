@@ -183,7 +183,14 @@ class Cluster:
             return
         event = Received(sender, message)
         for at in self.network.arrivals(sender, to, len(message), self.clock.now + delay):
-            self.clock.at(at, lambda: self._deliver(node, event))
+            self.clock.at(at, lambda: self._arrive(node, event))
+
+    def _arrive(self, node: Node, event: Received) -> None:
+        done = self.network.downlink(node.name, len(event.message), self.clock.now)
+        if done > self.clock.now:
+            self.clock.at(done, lambda: self._deliver(node, event))
+        else:
+            self._deliver(node, event)
 
     def _schedule_tick(self, node: Node) -> None:
         deadline = None if node.machine is None else node.machine.deadline()

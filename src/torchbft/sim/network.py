@@ -59,7 +59,8 @@ class Network:
         return self._group.get(sender, -1) != self._group.get(to, -1)
 
     def arrivals(self, sender: PeerId, to: PeerId, size: int, now: float) -> list[float]:
-        """Times at which a message of ``size`` bytes arrives: none, one, or two."""
+        """Times at which a message of ``size`` bytes has come through the network: none, one, or
+        two. Then ``downlink`` says when the receiver has it."""
         random, conditions = self._random, self.conditions
         sent = max(now, self._up_busy.get(sender, 0.0)) + size / conditions.bandwidth
         self._up_busy[sender] = sent
@@ -67,14 +68,17 @@ class Network:
         if self.cut(sender, to) or random.random() < loss:
             return []
         copies = 2 if random.random() < conditions.duplicate else 1
-        return [self._arrival(to, size, sent) for _ in range(copies)]
+        return [sent + self._delay() for _ in range(copies)]
 
-    def _arrival(self, to: PeerId, size: int, sent: float) -> float:
+    def downlink(self, to: PeerId, size: int, now: float) -> float:
+        """When a message whose last byte could arrive now has passed the receiver's downlink,
+        behind those that came before it."""
+        busy = self._down_busy.get(to, 0.0)
+        self._down_busy[to] = done = max(now, busy + size / self.conditions.bandwidth)
+        return done
+
+    def _delay(self) -> float:
         random, conditions = self._random, self.conditions
         delay = conditions.latency + random.expovariate(1 / max(conditions.jitter, 1e-9))
-        if random.random() < conditions.reorder:
-            delay += random.random() * REORDER_SECONDS
-        transmission = size / conditions.bandwidth
-        start = max(sent + delay - transmission, self._down_busy.get(to, 0.0))
-        self._down_busy[to] = start if transmission == 0 else start + transmission
-        return self._down_busy[to]
+        late = random.random() < conditions.reorder
+        return delay + random.random() * REORDER_SECONDS if late else delay
