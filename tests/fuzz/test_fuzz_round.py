@@ -50,11 +50,6 @@ def samples() -> dict[str, bytes]:
         "rooted": w.rooted("peer-0", 0),
         "void": w.void("peer-0", 0),
         "evidence": w.sign(m.EvidenceTx(*w.head("peer-0", 1), double)),
-        "member": w.sign(
-            m.MembershipVote(
-                *w.head("peer-0", 1), "add", "peer-9", b"i" * 32, b"v" * 32, 1, True, True
-            )
-        ),
     }
 
 

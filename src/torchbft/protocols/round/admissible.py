@@ -19,7 +19,6 @@ from torchbft.protocols.round.messages import (
     Closing,
     Commitment,
     EvidenceTx,
-    MembershipVote,
     Opening,
     Parsed,
     Ready,
@@ -202,8 +201,6 @@ def _unsigned(
         return _badly_certified(statement, state.round_of(statement.round))
     if isinstance(statement, EvidenceTx):
         return _unconvincing(statement.evidence, seats, state, checks)
-    if isinstance(statement, MembershipVote):
-        return "membership votes are not taken"
     return None
 
 

@@ -122,18 +122,6 @@ class EvidenceTx(_Head, frozen=True, tag="evidence"):
     evidence: Evidence
 
 
-class MembershipVote(_Head, frozen=True, tag="member"):
-    """A validator's vote for one change of the membership; see ``membership``."""
-
-    change: Literal["add", "remove", "rotate"]
-    member: Name
-    identity: Bytes32
-    voting: Bytes32
-    power: Count
-    contributor: bool
-    validator: bool
-
-
 Statement = (
     Ready
     | Commitment
@@ -144,7 +132,6 @@ Statement = (
     | RootCertificate
     | VoidVote
     | EvidenceTx
-    | MembershipVote
 )
 
 
