@@ -94,15 +94,15 @@ CERTIFICATE_TURN = 0.2
 when it comes too late, and costs little when it does not."""
 
 PATIENCE = 4.0
-"""Time-outs that a phase may last beyond an own final closing or attestation until the run halts:
-the ledger works, so more than f are silent, not cut off."""
+"""Time-outs that a window may last beyond an own final closing until the run halts, if a quorum
+closed and yet too few closings count: more than f list what they do not pass on."""
 
 LEAST_PATIENCE = 20.0
 """Seconds of ``PATIENCE`` at least: honest time-outs differ, and a restarted peer's are longer."""
 
-ROOT_SILENCE = 600.0
-"""Seconds without a quorum of root votes until the run halts. Silence looks like a network
-partition, and that may heal; roots that contradict each other halt at the time-out."""
+SILENCE = 600.0
+"""Seconds without a quorum of closings, attestations or root votes until the run halts. Silence
+looks like a network partition, and that may heal; contradictions halt sooner."""
 
 MAX_VOID_STREAK = 5
 """Void rounds in a row until the run halts: time-outs have grown 16-fold by then."""
@@ -482,7 +482,7 @@ class RoundMachine:
         )
 
     def _stalled(self, state: LedgerState, now: float) -> list[Effect]:
-        """Halt when the ledger works, but more than f validators do not do their part."""
+        """Halt when more than f validators do not do their part, and say what is missing."""
         current, span = state.current, self._span
         slot = _LAST_WORD.get(Phase(state.phase))
         if slot is None or span is None or span.since is None:
@@ -490,7 +490,9 @@ class RoundMachine:
         said = self._seen.when(current.number, slot, self._me)
         if said is None or current.slot(slot, self._me) is None:
             return []
-        at = said + max(PATIENCE * self._phase_timeout(state, span.since), LEAST_PATIENCE)
+        spoke = current.power({found.author for found in current.of_kind(slot)})
+        least = LEAST_PATIENCE if spoke >= current.voting.quorum else SILENCE
+        at = said + max(PATIENCE * self._phase_timeout(state, span.since), least)
         if now < at:
             self._wake_at(at)
             return []
@@ -655,7 +657,7 @@ class RoundMachine:
         """Halt if no root can reach a quorum any more, or none does for long (14)."""
         timeout = self._root_timeout(votes)
         first = self._votes_since + timeout
-        last = self._votes_since + max(timeout, ROOT_SILENCE)
+        last = self._votes_since + max(timeout, SILENCE)
         if now >= last or (now >= first and not votes.possible()):
             return self._halt(who_signed(votes))
         self._wake_at(first if now < first else last)
