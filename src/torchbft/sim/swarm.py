@@ -138,13 +138,13 @@ class _Swarm:
         for _ in range(self.parameters.partitions):
             clock.at(self.some_time(), self.split)
             clock.at(self.some_time(), self.mend)
-        if random.random() < 0.5:
+        if random.random() < 0.5 and len(self.names) > 1:
             link = random.sample(self.names, 2)
             self.cluster.network.degrade(link[0], link[1], 0.9)
 
     def split(self) -> None:
         names = self.random.sample(self.names, len(self.names))
-        cut = self.random.randint(1, len(names) - 1)
+        cut = self.random.randint(0, len(names))
         self.cluster.network.partition(names[:cut], names[cut:])
 
     def mend(self) -> None:

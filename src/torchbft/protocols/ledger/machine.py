@@ -519,19 +519,19 @@ class LedgerMachine:
         return check_timeouts(justification, self._validators, self._config.run_id)
 
     def _refuses(self, proposal: Proposal) -> str | None:
-        """Why a proposed block is not valid; a certified one was valid to an honest validator."""
+        """Why a proposed block is not valid. The application's word on a certified one is known."""
         block, vote = proposal.block, proposal.vote
         if block_digest(block) != vote.digest:
             return "carries another block than it signs"
-        if safety.required_digest(proposal.justification) is not None:
-            return None
+        wrong = self._tip.refuses(block, self._config.run_id)
+        if wrong or safety.required_digest(proposal.justification) is not None:
+            return wrong
         if block.proposer != vote.author:
             return "names another proposer"
         if sum(map(len, block.txs)) > self._config.max_block_bytes:
             return "is larger than a block may be"
-        wrong = self._tip.refuses(block, self._config.run_id)
-        if wrong or self._application.process_proposal(block.height, block.txs):
-            return wrong
+        if self._application.process_proposal(block.height, block.txs):
+            return None
         return "was refused by the application"
 
     def _settle(self) -> None:
@@ -594,13 +594,14 @@ class LedgerMachine:
         return self._tip.block(config.run_id, config.me, txs)
 
     def _finalize(self, certificate: Certificate) -> None:
-        """A quorum voted to finalize: execute the block, or ask for it."""
+        """A quorum voted to finalize: execute the block, or ask for it. With more than f liars it
+        may not follow our tip; then this ledger stands still, and the certificates are evidence."""
         state = self._state
         block = state.bodies.get(certificate.digest)
         if block is None:
             state.final = certificate
             self._want(certificate.digest)
-        else:
+        elif self._tip.refuses(block, self._config.run_id) is None:
             finalized = FinalizedBlock(block, certificate)
             self._advance(finalized, encoded_finalized(block, certificate))
 
