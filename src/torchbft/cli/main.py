@@ -13,6 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 import typer
 
@@ -49,6 +50,7 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+@cache
 def build() -> typer.Typer:
     """The program with every command whose module is there."""
     app = typer.Typer(

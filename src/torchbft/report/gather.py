@@ -91,6 +91,10 @@ class Cell:
         return self.accepted and self.relative is not None and self.relative < DOWN_WEIGHTED
 
 
+Matrix = dict[str, dict[int, Cell]]
+"""``matrix[peer][round]``."""
+
+
 @dataclass(slots=True)
 class PeerView:
     """All that one peer's trace says."""
@@ -184,12 +188,13 @@ class RunView:
     spec: RunSpec | None = None
     demo: dict[str, Any] = field(default_factory=dict)
     spec_problem: str = ""
+    _agreed: dict[int, tuple[tuple[int, ...], RoundEnded]] = field(default_factory=dict)
 
     @property
     def started(self) -> RunStarted | None:
         """The description of the run that most peers recorded."""
         records = [peer.started for peer in self.peers.values() if peer.started]
-        return _plurality(records, lambda record: (record.run_id, record.members))
+        return _plurality(records, lambda r: (r.run_id, r.members)) if records else None
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -205,16 +210,21 @@ class RunView:
     def agreed(self, number: int) -> RoundEnded | None:
         """A round as most traces tell it."""
         told = [peer.rounds[number] for peer in self.peers.values() if number in peer.rounds]
-        return _plurality(told, lambda r: (r.void, r.accepted, r.root))
+        if not told:
+            return None
+        these = tuple(map(id, told))  # a live view asks for old rounds again and again
+        if self._agreed.get(number, ((), None))[0] != these:
+            self._agreed[number] = these, _plurality(told, lambda r: (r.void, r.accepted, r.root))
+        return self._agreed[number][1]
 
     def rounds(self) -> list[RoundEnded]:
         """All recorded rounds in order, each as most traces tell it."""
         numbers = sorted({r for peer in self.peers.values() for r in peer.rounds})
         return [ended for number in numbers if (ended := self.agreed(number))]
 
-    def matrix(self) -> dict[str, dict[int, Cell]]:
+    def matrix(self) -> Matrix:
         """``matrix[peer][round]``: how each member's contribution ended, with the reason."""
-        cells: dict[str, dict[int, Cell]] = {name: {} for name in self.members}
+        cells: Matrix = {name: {} for name in self.members}
         for ended in self.rounds():
             for name, cell in round_cells(ended, self.members).items():
                 cells.setdefault(name, {})[ended.round] = cell
@@ -222,13 +232,14 @@ class RunView:
 
     def costs(self) -> list[RoundCost]:
         """Times and bytes of each round, medians over peers."""
-        return [cost for ended in self.rounds() if (cost := self._cost(ended))]
+        return [cost for ended in self.rounds() if (cost := self.cost(ended.round))]
 
-    def _cost(self, ended: RoundEnded) -> RoundCost | None:
-        told = [peer.rounds[ended.round] for peer in self.peers.values()
-                if ended.round in peer.rounds]  # fmt: skip
-        if not told:
+    def cost(self, number: int) -> RoundCost | None:
+        """Times and bytes of one round; None if nobody recorded it."""
+        ended = self.agreed(number)
+        if ended is None:
             return None
+        told = [peer.rounds[number] for peer in self.peers.values() if number in peer.rounds]
         times = [p.phases[ended.round] for p in self.peers.values() if ended.round in p.phases]
         names = [name for name in PHASES if any(name in each for each in times)]
         return RoundCost(
@@ -272,7 +283,7 @@ class RunView:
     def end(self) -> RunEnded | None:
         """How the run ended, as most peers that ended tell it."""
         ends = [peer.ended for peer in self.peers.values() if peer.ended]
-        return _plurality(ends, lambda end: (end.status, end.root))
+        return _plurality(ends, lambda end: (end.status, end.root)) if ends else None
 
 
 def _grouped(key: tuple[str, str], told: list[tuple[str, Accused]], enough: int) -> Accusation:
@@ -310,9 +321,8 @@ def _median(values: Iterable[float]) -> float:
     return float(statistics.median(known)) if known else 0.0
 
 
-def _plurality(records: list[_T], subject: Callable[[_T], object]) -> _T | None:
-    if not records:
-        return None
+def _plurality(records: list[_T], subject: Callable[[_T], object]) -> _T:
+    """The first record of the most frequent subject; at least one record is needed."""
     most = Counter(subject(record) for record in records).most_common(1)[0][0]
     return next(record for record in records if subject(record) == most)
 

@@ -189,7 +189,9 @@ def test_control_characters_of_a_peer_never_reach_the_terminal(make_run: Make) -
 
 
 def test_refused_groups_rounds(make_run: Make) -> None:
-    assert ("peer-c", "unopened, committed, did not open", "0–7") in refused(gather(make_run(8)))
+    assert ("peer-c", "unopened, committed, did not open", "0–7") in refused(
+        gather(make_run(8)).matrix()
+    )
 
 
 @pytest.mark.parametrize(
