@@ -385,6 +385,8 @@ class PeerHost:
 
     def _tell_item(self, number: int, item: Accepted, reason: str | None) -> None:
         author, root = PeerId(item.author), item.payload_root
+        if item.payload_length != self._payloads.length(root):
+            reason = "wrong-length"  # what an opening claims sets time-outs
         if reason is None:
             self.feed(rounds.PayloadStored(Round(number), author, root))
         else:
@@ -405,8 +407,7 @@ class PeerHost:
         if root in self._inspected or self._payloads.has(root):
             self._inspect(root)
         elif effect.length > self._max_payload():
-            self._inspected[root] = "oversized"
-            self._tell_payload(root)
+            self.feed(rounds.PayloadRefused(effect.round, effect.author, root, "oversized"))
         else:
             label = (effect.round, effect.author)
             self._data.fetch(root, effect.length, effect.holders, label)
@@ -449,6 +450,8 @@ class PeerHost:
     def _applied(self, applied: Applied) -> None:
         self._chronicle.mark(applied.round, "aggregate", self._loop.time())
         self._chronicle.aggregated(applied.round, applied.advanced)
+        for peer in applied.advanced.refused_by_norm:
+            self._accuse(peer, Fault.NORM_OUTLIER, applied.round, False, "norm-outlier")
         self.feed(rounds.StateAdvanced(Round(applied.round), applied.root))
 
     def _state_is_at(self) -> None:

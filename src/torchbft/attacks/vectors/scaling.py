@@ -55,7 +55,7 @@ class Scaled(VectorAttack):
     leaves = Leaves.RULE
     default_strength = 100.0
     bites = True
-    expected = Expectation(named=False, suspected=False, downweighted=True)
+    expected = Expectation(named=False, suspected=True, downweighted=True)
 
     def forge(self, view: VectorView) -> Tensor:
         return self.strength * view.own_D

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchbft.primitives.abci import TxResult
+from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.ids import Round as RoundNumber
 from torchbft.protocols.round import waiting
@@ -380,7 +381,7 @@ def _open_round(state: LedgerState, number: int) -> Step:
     state = state if first_round else _shifted(state)
     barred = sum(m.contributor and m.convicted for m in state.members)
     seated = sum(m.contributor and not m.convicted for m in state.members)
-    f = max(0, min(state.genesis.f - barred, (seated - 1) // 3))
+    f = max(0, min(state.genesis.f - barred, FaultModel(max(seated, 1)).f))
     ended = state.previous if not first_round else None
     members = waiting.reconsidered(state.members, ended, f)
     state = changed(state, members=members)
