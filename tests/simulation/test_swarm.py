@@ -1,6 +1,7 @@
 """The seeded swarm: safety and liveness over seeds, the same trace for the same seed, and mutants
 that it must catch."""
 
+import contextlib
 import subprocess
 import sys
 from random import Random
@@ -8,7 +9,7 @@ from random import Random
 import pytest
 
 from torchbft.primitives.effects import Persist
-from torchbft.primitives.errors import PreconditionError
+from torchbft.primitives.errors import HaltError, PreconditionError
 from torchbft.primitives.faults import FaultModel
 from torchbft.protocols.ledger import machine, recovery, safety
 from torchbft.protocols.ledger.outbox import Outbox
@@ -83,7 +84,11 @@ class TooSmall(FaultModel):
 
 
 def violations(seeds, **options) -> str:
-    return " ".join(v for seed in seeds for v in run(seed, **options).safety_violations)
+    found = []
+    for seed in seeds:
+        with contextlib.suppress(HaltError):  # a validator that notices by itself
+            found += run(seed, **options).safety_violations
+    return " ".join(found)
 
 
 def test_a_weakened_quorum_is_reported() -> None:

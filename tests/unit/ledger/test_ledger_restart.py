@@ -4,6 +4,7 @@ import pytest
 
 from torchbft.primitives.effects import Broadcast
 from torchbft.primitives.errors import HaltError, MisuseError, StorageError
+from torchbft.primitives.ids import Height
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.messages import (
     Blocks,
@@ -13,6 +14,7 @@ from torchbft.protocols.ledger.messages import (
     Timeout,
     Vote,
     block_digest,
+    decode_finalized,
 )
 from torchbft.protocols.ledger.state import Finalized
 from torchbft.sim.puppets import Puppets
@@ -169,3 +171,25 @@ def test_an_application_with_a_past_is_our_own_mistake() -> None:
     arguments = (table.config, table.keys["p0"], table.validators, application, lambda p: True)
     with pytest.raises(MisuseError, match="genesis"):
         type(table.machine)(*arguments, {})
+
+
+def test_signing_state_older_than_the_ledger_halts() -> None:
+    """The votes come from a backup: a certificate shows a vote that they do not hold."""
+    table = Puppets()
+    backup = {log: list(records) for log, records in table.records.items()}
+    block = table.block(b"1")
+    table.give("p1", table.proposal(block))
+    for name in ("p1", "p2"):
+        table.give(name, table.vote(name, Kind.PREPARE, block_digest(block)))
+    [mine] = table.voted(Kind.FINALIZE)
+    for name in ("p1", "p2"):
+        table.give(name, table.vote(name, Kind.FINALIZE, block_digest(block)))
+    [finalized] = table.records["blocks"]
+    assert mine.signature in decode_finalized(finalized).certificate.signatures
+    whole = table.records
+    table.restart(backup)
+    with pytest.raises(HaltError, match="lacks one of height 1"):
+        table.give("p1", Blocks(Height(2), (finalized,)))
+    table.restart({"votes": whole["votes"]})
+    table.give("p1", Blocks(Height(2), (finalized,)))
+    assert table.machine.height == 2, "with the whole log all is well"

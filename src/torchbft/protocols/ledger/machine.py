@@ -95,7 +95,7 @@ from torchbft.protocols.ledger.messages import (
     vote_is_signed,
 )
 from torchbft.protocols.ledger.outbox import Accusations, Outbox
-from torchbft.protocols.ledger.recovery import read_votes, restore
+from torchbft.protocols.ledger.recovery import check_own_vote, read_votes, restore
 from torchbft.protocols.ledger.state import (
     GENESIS_DIGEST,
     Finalized,
@@ -171,7 +171,8 @@ class LedgerMachine:
         return self._out.drain()
 
     def handle(self, event: Received | Transaction | Tick, now: float) -> list[Effect]:
-        """Take in one input. Raises MisuseError for anything that is not one."""
+        """Take in one input. Raises MisuseError for anything that is not one, and HaltError if a
+        certificate proves that this validator's record of its votes is incomplete."""
         self._now = now
         if isinstance(event, Received):
             self._receive(event.sender, event.message)
@@ -376,6 +377,8 @@ class LedgerMachine:
             return None
         wrong = self._tip.refuses(finalized.block, self._config.run_id)
         wrong = wrong or verify_finalized(finalized, self._validators, self._config.run_id)
+        if not wrong and self._may_vote:
+            check_own_vote(finalized.certificate, self._state, self._config.me)
         if not wrong:
             self._advance(finalized, data)
         return wrong

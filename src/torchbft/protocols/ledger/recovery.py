@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torchbft.primitives.errors import DecodeError, HaltError, StorageError
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.protocols.ledger.messages import (
+    Certificate,
     Prepared,
     Proposal,
     SignerState,
@@ -74,6 +75,15 @@ def restore(state: HeightState, recorded: Recorded, me: PeerId) -> None:
                 _restore_vote(state, record.vote, data, me)
     for height in [h for h in recorded if h <= state.height]:
         del recorded[height]
+
+
+def check_own_vote(certificate: Certificate, state: HeightState, me: PeerId) -> None:
+    """Raise HaltError if a valid certificate holds a vote of ours that our log does not: the log is
+    older than the ledger (a restored backup), and nobody knows what else was signed."""
+    names = state.validators.names
+    signed = me in {names[index] for index in certificate.signers}
+    if signed and (certificate.kind, certificate.view) not in state.signed.votes:
+        raise _lost(f"the log of signed votes lacks one of height {certificate.height}")
 
 
 def _reach(state: HeightState, view: View) -> None:
