@@ -23,7 +23,7 @@ from round_world import World
 
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Broadcast, Persist
-from torchbft.primitives.evidence import Fault, Outcome
+from torchbft.primitives.evidence import Evidence, Fault, Outcome
 from torchbft.primitives.ids import PeerId
 from torchbft.protocols.round import events as ev
 from torchbft.protocols.round import interface as io
@@ -474,3 +474,33 @@ def test_secrets_open_in_their_time_and_derive_the_same_for_everybody() -> None:
         else:
             assert m.audit_hash(said.audit_secret) == openings[author, number - 1].audit_hash
     assert swarm.peers[0].machine._secret.hex() not in repr(swarm.peers[0].machine)
+
+
+# --- evidence from the ledger's own votes ---------------------------------------------------------
+
+
+def test_every_double_voter_found_is_reported_until_it_is_convicted() -> None:
+    """One author reports several liars in one round; after a restart it reports them still."""
+    world = World(7)
+    checks = {Fault.DOUBLE_VOTE: lambda evidence, public: evidence.statements == (b"a", b"b")}
+    application = Application(world.genesis, checks)
+    key, secret = world.keys["peer-0"], b"s" * 32
+    config = RoundConfig(PeerId("peer-0"), TIMING)
+    machine = RoundMachine(config, key, secret, application)
+    machine.start(0.0)
+    feed(world, application, machine, 0.0, *(world.ready(n) for n in world.names[1:]))
+
+    def found(liar: str, *said: bytes) -> list:
+        return machine.handle(io.Found(Evidence(Fault.DOUBLE_VOTE, liar, 0, said)), 1.0)
+
+    effects = [*found("peer-5", b"a", b"b"), *found("peer-6", b"a", b"b")]
+    assert found("peer-4", b"a", b"a") == [], "it would convince nobody"
+    txs = [effect.tx for effect in of(effects, io.Submit)]
+    accused = [m.parse(tx).statement.evidence.accused for tx in txs]
+    assert accused == ["peer-5", "peer-6"]
+    records = tuple(effect.record for effect in of(effects, Persist))
+    restarted = RoundMachine(config, key, secret, application, (world.ready("peer-0"), *records))
+    assert set(txs) <= {effect.tx for effect in of(restarted.start(2.0), io.Submit)}
+    told = feed(world, application, machine, 3.0, *txs)
+    assert {a.peer for a in of(told, io.Accuse) if a.named} == {"peer-5", "peer-6"}
+    assert statements(machine.handle(io.Tick(), 9.0), m.EvidenceTx) == []

@@ -106,7 +106,7 @@ def admissible(tx: bytes, state: LedgerState, checks: EvidenceChecks = OWN_CHECK
         _unentitled(statement, author)
         or _content(statement, seats, state)
         or _repeated(parsed, state)
-        or _unsigned(parsed, author, seats, state, checks)
+        or _unsigned(parsed, author, state, checks)
     )
 
 
@@ -190,7 +190,6 @@ def _repeated(parsed: Parsed, state: LedgerState) -> str | None:
 def _unsigned(
     parsed: Parsed,
     author: Seat,
-    seats: tuple[Seat, ...],
     state: LedgerState,
     checks: EvidenceChecks,
 ) -> str | None:
@@ -200,7 +199,7 @@ def _unsigned(
     if isinstance(statement, RootCertificate):
         return _badly_certified(statement, state.round_of(statement.round))
     if isinstance(statement, EvidenceTx):
-        return _unconvincing(statement.evidence, seats, state, checks)
+        return unconvincing(statement.evidence, state, checks)
     return None
 
 
@@ -229,9 +228,8 @@ def _badly_certified(certificate: RootCertificate, current: RoundState | None) -
     return None
 
 
-def _unconvincing(
-    evidence: Evidence, seats: tuple[Seat, ...], state: LedgerState, checks: EvidenceChecks
-) -> str | None:
+def unconvincing(evidence: Evidence, state: LedgerState, checks: EvidenceChecks) -> str | None:
+    """Why evidence convicts nobody, or nobody anew; None if it does."""
     check = checks.get(evidence.fault)
     accused = state.member(evidence.accused)
     if check is None or accused is None:

@@ -19,9 +19,10 @@ from torchbft.primitives.abci import (
 )
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionError
+from torchbft.primitives.evidence import Evidence
 from torchbft.primitives.ids import Height
 from torchbft.primitives.wire import decode, encode
-from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible
+from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible, unconvincing
 from torchbft.protocols.round.messages import parse
 from torchbft.protocols.round.reader import CODE_REFUSED, Applied, apply_block, record
 from torchbft.protocols.round.state import (
@@ -87,6 +88,10 @@ class Application:
                 self._verdicts.clear()
             self._verdicts[tx] = admissible(tx, self.state, self._checks)
         return self._verdicts[tx]
+
+    def doubts(self, evidence: Evidence) -> str | None:
+        """Why evidence would convict nobody, or nobody anew."""
+        return unconvincing(evidence, self.state, self._checks)
 
     def check_tx(self, tx: bytes) -> TxResult:
         reason = self.refusal(tx)

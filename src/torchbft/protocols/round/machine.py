@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from torchbft.primitives.effects import Broadcast, Effect
 from torchbft.primitives.errors import MisuseError
-from torchbft.primitives.evidence import Fault
+from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.ids import Round as RoundNumber
@@ -157,6 +157,7 @@ class RoundMachine:
         self._wake: float | None = None
         self._over = False
         self._seen = Sightings()
+        self._found: dict[str, Evidence] = {}
         self._asked: set[tuple[str, int, str]] = set()
         self._applied: StateAdvanced | None = None
         self._copied: int | None = None
@@ -173,6 +174,8 @@ class RoundMachine:
         """Take up where the log and the ledger stand."""
         state = self._application.state
         effects = []
+        for evidence in self._own.accusing():
+            self._found.setdefault(evidence.accused, evidence)
         for known in (state.previous, state.current):
             said = known and self._own.statement(known.number, "open")
             if isinstance(said, m.Opening):
@@ -206,8 +209,7 @@ class RoundMachine:
             case StateAdvanced():
                 self._applied = event
             case Found():
-                number = self._application.state.current.number
-                return self._own.make(m.EvidenceTx(*self._head(number), event.evidence))
+                self._found.setdefault(event.evidence.accused, event.evidence)
             case Heard():
                 if self._application.refusal(event.tx) is None:
                     self._seen.note_item(m.parse(event.tx), event.tx, now)
@@ -228,6 +230,7 @@ class RoundMachine:
         for step in (
             self._check_run,
             self._be_ready,
+            self._report,
             self._follow_roots,
             self._advance,
             self._train,
@@ -340,6 +343,17 @@ class RoundMachine:
         if state.phase != Phase.READY or not self._validates(state.current):
             return []
         return self._own.make(m.Ready(*self._head(state.current.number)))
+
+    def _report(self, state: LedgerState, now: float) -> list[Effect]:
+        """Put evidence on the ledger, anew in each round until the accused is convicted."""
+        effects: list[Effect] = []
+        for accused, evidence in list(self._found.items()):
+            member, number = state.member(accused), state.current.number
+            if member is None or member.convicted or self._application.doubts(evidence):
+                del self._found[accused]
+            elif state.phase != Phase.FINISHED:
+                effects += self._own.make(m.EvidenceTx(*self._head(number), evidence))
+        return effects
 
     def _train(self, state: LedgerState, now: float) -> list[Effect]:
         """Train from the newest signed root, never from another."""

@@ -166,9 +166,12 @@ class Parsed:
 
 
 def slot_of(statement: Statement) -> str:
-    """The slot of a statement within (round, author): its kind, and a closing's window."""
+    """The slot of a statement within (round, author): its kind, a closing's window, whom evidence
+    accuses."""
     if isinstance(statement, Closing):
         return f"close-{statement.window}"
+    if isinstance(statement, EvidenceTx):
+        return f"evidence-{statement.evidence.accused}"
     return kind_of(statement)
 
 

@@ -185,7 +185,7 @@ def _convict(state: LedgerState) -> Step:
 
 
 def _convictions(part: RoundState, slot: Slot) -> list[Convicted]:
-    if slot.kind == "evidence":
+    if slot.kind.startswith("evidence-"):
         statements = [parse(tx).statement for tx in slot.txs]
         claims = [said.evidence for said in statements if isinstance(said, EvidenceTx)]
         return [Convicted(PeerId(evidence.accused), evidence) for evidence in claims]

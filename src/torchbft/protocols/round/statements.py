@@ -10,11 +10,20 @@ from collections.abc import Sequence
 
 from torchbft.primitives.effects import Effect, Persist
 from torchbft.primitives.errors import CorruptLogError, DecodeError
+from torchbft.primitives.evidence import Evidence
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.interface import Submit
-from torchbft.protocols.round.messages import Parsed, RootVote, Statement, parse, sign, slot_of
+from torchbft.protocols.round.messages import (
+    EvidenceTx,
+    Parsed,
+    RootVote,
+    Statement,
+    parse,
+    sign,
+    slot_of,
+)
 from torchbft.protocols.round.state import LedgerState
 
 LOG = "statements"
@@ -57,6 +66,11 @@ class Statements:
     def statement(self, number: int, slot: str) -> Statement | None:
         tx = self.own(number, slot)
         return parse(tx).statement if tx is not None else None
+
+    def accusing(self) -> list[Evidence]:
+        """Evidence that this peer signed for and that may still be on its way to the ledger."""
+        said = [parse(tx).statement for tx in self._own.values()]
+        return [one.evidence for one in said if isinstance(one, EvidenceTx)]
 
     def make(self, statement: Statement) -> list[Effect]:
         """Sign and persist, unless the slot is taken: then what was signed for it stands."""
