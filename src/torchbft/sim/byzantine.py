@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Broadcast, Effect, Send
+from torchbft.primitives.errors import HaltError
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.wire import encode
@@ -57,6 +58,15 @@ class Seat:
     proposals the transactions that begin with the argument."""
 
 
+def handled(machine: LedgerMachine, event: Any, now: float) -> list[Effect]:
+    """What an honest machine in a liar's hands does; one that finds out that its key was used
+    behind its back is ignored instead of halting."""
+    try:
+        return machine.handle(event, now)
+    except HaltError:
+        return []
+
+
 class Adversary:
     """Base: an honest machine whose effects pass through ``change``."""
 
@@ -70,7 +80,7 @@ class Adversary:
         return self._changed(self.machine.start(now))
 
     def handle(self, event: Any, now: float) -> list[Effect]:
-        return self._changed(self.machine.handle(event, now))
+        return self._changed(handled(self.machine, event, now))
 
     def deadline(self) -> float | None:
         return self.machine.deadline()
@@ -196,10 +206,10 @@ class Equivocator:
         return self._both(lambda twin: twin.start(now))
 
     def handle(self, event: Any, now: float) -> list[Effect]:
-        effects = self._both(lambda twin: twin.handle(event, now))
+        effects = self._both(lambda twin: handled(twin, event, now))
         if isinstance(event, Transaction):
             own = Transaction(b"z/" + event.tx)
-            effects += self._to(self.audiences[1], self.twins[1].handle(own, now))
+            effects += self._to(self.audiences[1], handled(self.twins[1], own, now))
         return effects
 
     def deadline(self) -> float | None:
