@@ -41,6 +41,7 @@ UsageFailure: type[Exception] = typer.BadParameter.__mro__[2]
 """Click's base of usage errors; some releases of typer carry their own click, so no import."""
 
 DEBUG_VARIABLE = "TORCHBFT_DEBUG"
+_PATH = {errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR}
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO}
 
 
@@ -109,6 +110,10 @@ def _unexpected(error: Exception) -> int:
         say(f"error: {error.filename or 'disk'}: {error.strerror}")
         say("hint: free some space, or check the disk; what was finalized is not lost")
         return ExitCode.STORAGE
+    if isinstance(error, OSError) and error.errno in _PATH and error.filename:
+        say(f"error: {error.filename}: {error.strerror}")
+        say("hint: check the path and who may read or write it")
+        return ExitCode.USAGE
     if os.environ.get(DEBUG_VARIABLE):
         raise error
     say(f"error: unexpected {type(error).__name__}: {error}")

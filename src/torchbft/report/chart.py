@@ -18,6 +18,8 @@ MAX_BARS = 120
 """More rounds than this are drawn as averages of neighbours; a bar stays at least 4 px wide."""
 MAX_POINTS = 400
 TICKS = 5
+DRAWABLE = 1e30
+"""Values beyond are as good as infinite, and no scale in float64 overflows up to here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class Scale:
 
 def nice_ticks(low: float, high: float, count: int = TICKS) -> list[float]:
     """Round numbers that span [low, high]; the first is ≤ low and the last ≥ high."""
-    if not high > low:
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1.0 / DRAWABLE):
         high = low + (abs(low) or 1.0)
     raw = (high - low) / count
     magnitude = 10.0 ** math.floor(math.log10(raw))
@@ -76,6 +78,7 @@ def line_chart(series: Sequence[Series], *, title: str, y_label: str) -> str:
 
 def stacked_bars(series: Sequence[Series], *, title: str, y_label: str) -> str:
     """One bar a round, layers from the bottom up; all series share the same x values."""
+    series = [Series(s.name, [(x, _bounded(y)) for x, y in s.points]) for s in series]
     series = [s for s in series if any(value for _, value in s.points)]
     if not series:
         return _empty(title)
@@ -99,7 +102,12 @@ def stacked_bars(series: Sequence[Series], *, title: str, y_label: str) -> str:
 
 
 def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(y)]
+    return [(x, y) for x, y in points if abs(y) <= DRAWABLE]
+
+
+def _bounded(value: float) -> float:
+    """A bar's value: at least 0; what is not finite has no bar."""
+    return min(max(value, 0.0), DRAWABLE) if math.isfinite(value) else 0.0
 
 
 def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:

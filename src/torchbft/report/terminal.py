@@ -34,7 +34,7 @@ from torchbft.report.words import (
 )
 
 REFRESH_SECONDS = 0.5
-"""Looks alive; a picture of seven peers and 200 rounds takes 15 ms, so 3 % of a core."""
+"""Looks alive; a picture of seven peers and 200 rounds takes 20 ms, so 4 % of a core."""
 TREND_ROUNDS = 12
 MAX_FINDINGS = 8
 """Lines on refused peers; the page holds all."""

@@ -4,6 +4,7 @@ import errno
 import importlib
 import inspect
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -143,6 +144,14 @@ def test_a_full_disk_is_no_defect(torchbft: Torchbft, failing: Any, number: int)
     ran = torchbft("fail")
     assert ran.code == ExitCode.STORAGE
     assert ran.err.startswith("error: /run/peers: No space left on device\nhint: ")
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.EISDIR])
+def test_a_wrong_path_is_no_defect(torchbft: Torchbft, failing: Any, number: int) -> None:
+    failing(OSError(number, os.strerror(number), "/no/such"))
+    ran = torchbft("fail")
+    assert ran.code == ExitCode.USAGE
+    assert ran.err.startswith(f"error: /no/such: {os.strerror(number)}\nhint: ")
 
 
 def test_another_oserror_is_a_defect(torchbft: Torchbft, failing: Any) -> None:
