@@ -57,8 +57,9 @@ def init(
 ) -> None:
     """Make this member's keys, and a run file if there is none.
 
-    A new run file has this member as its first. Keys go to peers/NAME/ beside the run file, readable by their owner alone; those that are
-    there already are used. To get into a run file that exists, go on with: torchbft request.
+    A new run file has this member as its first. Keys go to peers/NAME/ beside the run file,
+    readable by their owner alone; those that are there already are used. To get into a run file
+    that exists, go on with: torchbft request.
 
     Example: torchbft init --name clinic-c --host clinic-c.example.org --task task.py:Digits
     """
