@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "round"))
 
 from round_world import World
 
-from torchbft.primitives.effects import Persist
+from torchbft.primitives.effects import Persist, Received
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.evidence import Evidence
 from torchbft.primitives.ids import PeerId
@@ -189,7 +189,7 @@ def test_the_machine_does_nothing_durable_on_hostile_messages(data: bytes, sende
         RoundConfig(PeerId("peer-2")), WORLD.keys["peer-2"], b"s" * 32, application
     )
     machine.start(0.0)
-    for event in (io.Heard(data), io.Received(PeerId(sender), data)):
+    for event in (io.Heard(data), Received(PeerId(sender), data)):
         effects = machine.handle(event, 0.1)
         assert not [effect for effect in effects if isinstance(effect, Persist | io.Submit)]
 

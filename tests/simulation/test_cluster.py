@@ -5,10 +5,9 @@ from random import Random
 
 import pytest
 
-from torchbft.primitives.effects import Broadcast, Persist, Send
+from torchbft.primitives.effects import Broadcast, Persist, Received, Send, Tick
 from torchbft.primitives.errors import MisuseError
 from torchbft.primitives.ids import PeerId
-from torchbft.protocols.ledger.messages import Received, Tick
 from torchbft.sim.cluster import Cluster
 from torchbft.sim.network import Conditions, Network
 

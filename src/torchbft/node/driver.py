@@ -36,13 +36,12 @@ from torchbft.node.transports.endpoint import Contact
 from torchbft.node.transports.endpoint import Endpoint as NetEndpoint
 from torchbft.node.transports.metering import Meter
 from torchbft.primitives import trace
-from torchbft.primitives.effects import Broadcast, Effect, Persist, Send
+from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
 from torchbft.primitives.errors import HaltError, TorchbftError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec
-from torchbft.protocols.ledger.messages import Received, Tick
 from torchbft.protocols.peer import BlockDone, PeerMachine, Suspected
 from torchbft.protocols.round import interface as rounds
 from torchbft.protocols.round.application import Application

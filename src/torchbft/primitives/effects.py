@@ -1,7 +1,8 @@
-"""What a protocol machine asks of its host. Values; their order is part of the contract.
+"""What a protocol machine hears from its host and asks of it: values, whose order is a contract.
 
 A machine is ``handle(input, now) -> list[Effect]`` and ``deadline() -> float | None``. The host
 carries effects out in order, and makes everything persisted so far durable before the next send.
+The two inputs of every machine are here; each room adds its own.
 """
 
 from __future__ import annotations
@@ -9,6 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchbft.primitives.ids import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Input: control-channel bytes from a peer, whom the channel authenticated."""
+
+    sender: PeerId
+    message: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Input: the deadline passed, and nothing else happened."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torchbft.primitives.effects import Broadcast, Effect, Send
+from torchbft.primitives.effects import Broadcast, Effect, Received, Send, Tick
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.keys import SigningKey
@@ -22,7 +22,7 @@ from torchbft.protocols.ledger import machine as ledger
 from torchbft.protocols.ledger import state as ledger_effects
 from torchbft.protocols.ledger.catchup import Older
 from torchbft.protocols.ledger.certificates import Validator, ValidatorSet, check_double_vote
-from torchbft.protocols.ledger.messages import Received, Tick, Transaction
+from torchbft.protocols.ledger.messages import Transaction
 from torchbft.protocols.round import interface as rounds
 from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks
 from torchbft.protocols.round.application import Application, proposal_complete
@@ -85,8 +85,8 @@ class PeerMachine:
 
     ``key`` is the voting key, ``secret`` 32 bytes from which salts and shares are derived;
     ``records`` the logs ``votes``, ``blocks`` and ``statements`` from before a restart. Takes
-    ``Received`` and ``Tick`` of the ledger and all inputs of ``protocols.round.interface`` but
-    ``LedgerAdvanced``, ``Heard`` and ``Received``. Gives the effects of ``primitives.effects``, the
+    ``Received``, ``Tick`` and all inputs of ``protocols.round.interface`` but
+    ``LedgerAdvanced`` and ``Heard``. Gives the effects of ``primitives.effects``, the
     round's apply effects, ``BlockDone`` and ``Suspected``.
     """
 
@@ -145,7 +145,7 @@ class PeerMachine:
     def handle(self, event: object, now: float) -> list[Effect]:
         """Take in one input; see the class for what it may be."""
         if isinstance(event, Tick):
-            effects = self._to_ledger(event, now) + self._to_round(rounds.Tick(), now)
+            effects = self._to_ledger(event, now) + self._to_round(event, now)
         elif isinstance(event, Received):
             effects = self._received(event, now)
         else:
@@ -168,7 +168,7 @@ class PeerMachine:
         if kind == LEDGER:
             return self._to_ledger(Received(event.sender, body), now)
         if kind == ROUND:
-            return self._to_round(rounds.Received(event.sender, body), now)
+            return self._to_round(Received(event.sender, body), now)
         if kind == TRANSACTION:
             heard = self._to_round(rounds.Heard(body), now)
             return heard + self._to_ledger(Transaction(body, event.sender), now)

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Protocol
 
-from torchbft.primitives.effects import Broadcast, Effect, Persist, Send
+from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
 from torchbft.primitives.errors import MisuseError
 from torchbft.primitives.ids import PeerId
-from torchbft.protocols.ledger.messages import Received, Tick
 from torchbft.sim.clock import Clock
 from torchbft.sim.disk import Disk
 from torchbft.sim.network import Network

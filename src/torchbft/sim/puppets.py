@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from torchbft.primitives.digests import sha256
-from torchbft.primitives.effects import Broadcast, Effect, Persist, Send
+from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.wire import Wire, encode
@@ -28,8 +28,6 @@ from torchbft.protocols.ledger.messages import (
     Kind,
     Message,
     Proposal,
-    Received,
-    Tick,
     Timeout,
     TimeoutCertificate,
     Transaction,

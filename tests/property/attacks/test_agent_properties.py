@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 from torchbft import attacks
 from torchbft.attacks.agents.agent import Agent
-from torchbft.primitives.effects import Broadcast, Effect, Persist, Send
+from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.wire import WIRE_VERSION
-from torchbft.protocols.ledger.messages import Received, Tick
 from torchbft.protocols.peer import TRANSACTION
 from torchbft.protocols.round.interface import OfferPayload, StateAdvanced, Trained
 from torchbft.protocols.round.messages import Attestation, Commitment, parse, sign

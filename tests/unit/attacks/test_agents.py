@@ -13,7 +13,7 @@ from torchbft import attacks
 from torchbft.attacks.agents.agent import MAX_SCHEDULED, Agent, Screened
 from torchbft.attacks.agents.contribution import OVERSIZED_LENGTH
 from torchbft.attacks.agents.delivery import REMEMBERED
-from torchbft.primitives.effects import Broadcast, Effect, Persist, Send
+from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.ids import Height, PeerId, Round, View
 from torchbft.primitives.keys import SigningKey
@@ -23,8 +23,6 @@ from torchbft.protocols.ledger.messages import (
     Block,
     Kind,
     Proposal,
-    Received,
-    Tick,
     Vote,
     block_digest,
     decode_message,

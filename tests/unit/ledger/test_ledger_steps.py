@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from torchbft.primitives.abci import FinalizeResult, ValidatorUpdate
-from torchbft.primitives.effects import Broadcast, Persist, Send
+from torchbft.primitives.effects import Broadcast, Persist, Send, Tick
 from torchbft.primitives.errors import MisuseError
 from torchbft.primitives.ids import Height
 from torchbft.primitives.keys import SigningKey
@@ -17,7 +17,6 @@ from torchbft.protocols.ledger.messages import (
     Kind,
     Proposal,
     Status,
-    Tick,
     Timeout,
     TimeoutCertificate,
     Vote,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from round_world import World
 
 from torchbft.primitives.digests import sha256
-from torchbft.primitives.effects import Broadcast, Persist, Send
+from torchbft.primitives.effects import Broadcast, Persist, Received, Send, Tick
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.runspec import Timing
 from torchbft.protocols.round import events as ev
@@ -121,7 +121,7 @@ class Peer:
     def tick(self) -> None:
         wake = self.machine.deadline()
         if wake is not None and wake <= self.swarm.now:
-            self.tell(io.Tick())
+            self.tell(Tick())
 
     def carry_out(self, effect: object) -> None:
         match effect:
@@ -193,7 +193,7 @@ class Peer:
     def broadcast(self, message: bytes) -> None:
         for peer in self.swarm.peers:
             if peer is not self:
-                event = io.Received(self.name, message)
+                event = Received(self.name, message)
                 self.swarm.deliver(self, peer, lambda peer=peer, e=event: peer.tell(e))
 
     def payload_root(self, number: int) -> bytes:

@@ -22,7 +22,7 @@ from round_swarm import TIMING, Peer, Swarm
 from round_world import World
 
 from torchbft.primitives.digests import sha256
-from torchbft.primitives.effects import Broadcast, Persist
+from torchbft.primitives.effects import Broadcast, Persist, Received, Tick
 from torchbft.primitives.evidence import Evidence, Fault, Outcome
 from torchbft.primitives.ids import PeerId
 from torchbft.protocols.round import events as ev
@@ -193,7 +193,7 @@ def test_c16_a_deadline_fires_without_any_message() -> None:
     for _ in range(50):
         at = machine.deadline()
         assert at is not None
-        closings += statements(machine.handle(io.Tick(), at), m.Closing)
+        closings += statements(machine.handle(Tick(), at), m.Closing)
         if closings:
             break
     assert closings[0].window == "commit"
@@ -206,7 +206,7 @@ def test_round_06_a_closing_lists_what_is_held_and_its_sender_passes_it_on() -> 
     feed(world, application, machine, 0.0, *(world.ready(n) for n in world.names))
     feed(world, application, machine, 0.1, world.commit("peer-1", 0))
     machine.handle(io.Heard(world.commit("peer-2", 0)), 0.2)
-    effects = machine.handle(io.Tick(), 0.0 + TIMING.first_round)
+    effects = machine.handle(Tick(), 0.0 + TIMING.first_round)
     closing = statements(effects, m.Closing)[0]
     assert m.seats_in(closing.authors, 4) == (1, 2)
     submitted = [effect.tx for effect in of(effects, io.Submit)]
@@ -227,8 +227,8 @@ def test_round_10_attests_at_the_time_out_counted_from_the_final_close() -> None
     opened = {item.author: item.payload_root for item in application.state.current.opened}
     machine.handle(io.PayloadStored(0, PeerId("peer-1"), opened["peer-1"]), 2.1)
     machine.handle(io.PayloadRefused(0, PeerId("peer-2"), opened["peer-2"], "nan"), 2.1)
-    assert statements(machine.handle(io.Tick(), 2.9), m.Attestation) == []
-    said = statements(machine.handle(io.Tick(), 2.0 + 4 * TIMING.attest_floor + 0.1), m.Attestation)
+    assert statements(machine.handle(Tick(), 2.9), m.Attestation) == []
+    said = statements(machine.handle(Tick(), 2.0 + 4 * TIMING.attest_floor + 0.1), m.Attestation)
     S = m.Status
     assert said[0].statuses == bytes([S.MISSING, S.HELD, S.MALFORMED, S.MISSING])
 
@@ -255,11 +255,11 @@ def test_round_08_nothing_is_opened_before_the_close_of_commitments_is_final() -
 def test_what_is_not_final_is_sent_again_as_the_same_bytes_and_then_no_more() -> None:
     world, application, machine = lone_machine()
     first = of(machine.start(0.0), io.Submit)
-    again = of(machine.handle(io.Tick(), machines.RESEND_SECONDS), io.Submit)
+    again = of(machine.handle(Tick(), machines.RESEND_SECONDS), io.Submit)
     assert first == again
     feed(world, application, machine, 2.0, *(world.ready(n) for n in world.names))
     for at in (3.0, 4.0, 5.0):
-        assert of(machine.handle(io.Tick(), at), io.Submit) == []
+        assert of(machine.handle(Tick(), at), io.Submit) == []
 
 
 # --- roots ----------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_root_vote_with_a_false_signature_does_not_count_and_is_told() -> None
     forged = m.sign(
         m.RootVote(*swarm.world.head("peer-1", number), b"F" * 32), swarm.world.keys["peer-2"]
     )
-    effects = target.machine.handle(io.Received(PeerId("peer-1"), forged), swarm.now)
+    effects = target.machine.handle(Received(PeerId("peer-1"), forged), swarm.now)
     accused = of(effects, io.Accuse)
     assert [(a.peer, a.fault, a.named) for a in accused] in (
         [("peer-1", Fault.BAD_SIGNATURE, False)],
@@ -503,4 +503,4 @@ def test_every_double_voter_found_is_reported_until_it_is_convicted() -> None:
     assert set(txs) <= {effect.tx for effect in of(restarted.start(2.0), io.Submit)}
     told = feed(world, application, machine, 3.0, *txs)
     assert {a.peer for a in of(told, io.Accuse) if a.named} == {"peer-5", "peer-6"}
-    assert statements(machine.handle(io.Tick(), 9.0), m.EvidenceTx) == []
+    assert statements(machine.handle(Tick(), 9.0), m.EvidenceTx) == []

@@ -4,7 +4,7 @@ import pytest
 from round_swarm import TIMING, Peer, Swarm
 from round_world import World
 
-from torchbft.primitives.effects import Broadcast, Persist
+from torchbft.primitives.effects import Broadcast, Persist, Tick
 from torchbft.primitives.errors import CorruptLogError, MisuseError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
@@ -91,7 +91,7 @@ def test_a_lost_log_halts_the_validator_instead_of_signing_twice() -> None:
     effects = lost.start(0.0)
     assert [type(effect) for effect in effects] == [io.Halt]
     assert "the log was lost, or the key is used twice" in effects[0].reason
-    assert lost.handle(io.Tick(), 1.0) == []
+    assert lost.handle(Tick(), 1.0) == []
     assert lost.deadline() is None
 
 

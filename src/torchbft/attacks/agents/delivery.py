@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from torchbft.attacks.agents.agent import Agent, ledger_message
 from torchbft.attacks.agents.contribution import twin
 from torchbft.attacks.declaration import Expectation, Leaves
-from torchbft.primitives.effects import Broadcast, Effect, Send
+from torchbft.primitives.effects import Broadcast, Effect, Received, Send, Tick
 from torchbft.primitives.wire import WIRE_VERSION, encode
-from torchbft.protocols.ledger.messages import Received, Tick, Vote
+from torchbft.protocols.ledger.messages import Vote
 from torchbft.protocols.peer import LEDGER, ROUND, TRANSACTION
 from torchbft.protocols.round.interface import OfferPayload
 from torchbft.protocols.round.messages import Commitment, Opening, RootVote, sign

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchbft.attacks.agents.agent import Agent, Screened
-from torchbft.primitives.effects import Effect
+from torchbft.primitives.effects import Effect, Received, Tick
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec
 from torchbft.protocols.ledger.catchup import Older
-from torchbft.protocols.ledger.messages import Received, Tick, Transaction
+from torchbft.protocols.ledger.messages import Transaction
 from torchbft.protocols.peer import PeerMachine
 
 Records = Mapping[str, Sequence[bytes]]

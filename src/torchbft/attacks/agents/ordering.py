@@ -7,10 +7,10 @@ from typing import Any
 from torchbft.attacks.agents.agent import Agent, ledger_message, parsed_or_none
 from torchbft.attacks.agents.contribution import flipped
 from torchbft.attacks.declaration import Expectation, Leaves
-from torchbft.primitives.effects import Broadcast, Effect
+from torchbft.primitives.effects import Broadcast, Effect, Received
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.wire import encode
-from torchbft.protocols.ledger.messages import Kind, Proposal, Received, Vote, sign_vote
+from torchbft.protocols.ledger.messages import Kind, Proposal, Vote, sign_vote
 from torchbft.protocols.peer import LEDGER, TRANSACTION
 
 

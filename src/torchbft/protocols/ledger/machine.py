@@ -49,7 +49,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from torchbft.primitives.abci import Application
-from torchbft.primitives.effects import Effect
+from torchbft.primitives.effects import Effect, Received, Tick
 from torchbft.primitives.errors import DecodeError, HaltError, MisuseError, StorageError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import Height, PeerId, View
@@ -79,10 +79,8 @@ from torchbft.protocols.ledger.messages import (
     Kind,
     Prepared,
     Proposal,
-    Received,
     SignerState,
     Status,
-    Tick,
     Timeout,
     TimeoutCertificate,
     Transaction,

@@ -198,24 +198,11 @@ VoteRecord = SignerState | Proposal | Prepared | Vote | Timeout
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """Input: bytes from a peer, authenticated by the channel."""
-
-    sender: PeerId
-    message: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class Transaction:
     """Input: a transaction to order; ``sender`` bounds what one peer may have pending."""
 
     tx: bytes
     sender: PeerId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Input: the deadline passed."""
 
 
 def _decode_union(data: bytes, type_: type[_T], name: str) -> _T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchbft.primitives.effects import Received, Tick
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.ids import Height, PeerId, Round
 from torchbft.protocols.round.assignment import Share
@@ -78,24 +79,11 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A message of this machine came from an authenticated peer."""
-
-    sender: PeerId
-    message: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class PreferVoid:
     """This validator's operator would rather void a fixed round than wait for its root."""
 
     round: Round
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Nothing but time passed."""
 
 
 Input = (

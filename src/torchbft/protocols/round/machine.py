@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from torchbft.primitives.effects import Broadcast, Effect
+from torchbft.primitives.effects import Broadcast, Effect, Received, Tick
 from torchbft.primitives.errors import MisuseError
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.faults import FaultModel
@@ -55,11 +55,9 @@ from torchbft.protocols.round.interface import (
     PayloadRefused,
     PayloadStored,
     PreferVoid,
-    Received,
     RootAgreed,
     StartTraining,
     StateAdvanced,
-    Tick,
     Trained,
     Waiting,
 )
