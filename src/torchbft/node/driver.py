@@ -12,6 +12,7 @@ import asyncio
 import platform
 import signal
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ from torchbft.node.transports.endpoint import Endpoint as NetEndpoint
 from torchbft.node.transports.metering import Meter
 from torchbft.primitives import trace
 from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
-from torchbft.primitives.errors import HaltError, TorchbftError
+from torchbft.primitives.errors import HaltError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.keys import SigningKey
@@ -239,19 +240,27 @@ class PeerHost:
             while self._inbox and not self._done.done():
                 now = self._loop.time()
                 self._carry_out(self._machine.handle(self._inbox.popleft(), now))
-        except TorchbftError as error:
+        except Exception as error:  # ours: a peer's fault never raises
             self._fail(error)
         finally:
             self._handling = False
         self._reschedule()
 
     def _reschedule(self) -> None:
+        """Have a timer that fires no later than the machine's deadline; early firing is harmless,
+        and cheaper than to move the timer with every input."""
+        at = self._machine.deadline()
+        if at is None or self._done.done():
+            return
+        if self._timer is not None and self._loop.time() < self._timer.when() <= at:
+            return
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
-        at = self._machine.deadline()
-        if at is not None and not self._done.done():
-            self._timer = self._loop.call_at(at, self.feed, Tick())
+        self._timer = self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.feed(Tick())
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
@@ -616,6 +625,8 @@ class PeerHost:
         self._end(EXIT_FINISHED)
 
     def _fail(self, error: BaseException) -> None:
+        if not isinstance(error, TorchbftError):
+            traceback.print_exception(error)
         print(f"error: {error}", flush=True)
         hint = getattr(error, "hint", "")
         if hint:

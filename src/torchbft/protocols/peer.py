@@ -145,12 +145,22 @@ class PeerMachine:
     def handle(self, event: object, now: float) -> list[Effect]:
         """Take in one input; see the class for what it may be."""
         if isinstance(event, Tick):
-            effects = self._to_ledger(event, now) + self._to_round(event, now)
+            effects = self._ticked(event, now)
         elif isinstance(event, Received):
             effects = self._received(event, now)
         else:
             effects = self._to_round(event, now)
         return self._routed(effects, now)
+
+    def _ticked(self, event: Tick, now: float) -> list[Effect]:
+        """Time passed: of use to a machine whose own deadline it is."""
+        ledger_at, round_at = self._ledger.deadline(), self._round.deadline()
+        effects: list[Effect] = []
+        if ledger_at is not None and ledger_at <= now:
+            effects += self._to_ledger(event, now)
+        if round_at is not None and round_at <= now:
+            effects += self._to_round(event, now)
+        return effects
 
     def deadline(self) -> float | None:
         """When to call ``handle(Tick())`` at the latest."""

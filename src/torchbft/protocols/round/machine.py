@@ -183,7 +183,7 @@ class RoundMachine:
 
     def handle(self, event: Input, now: float) -> list[Effect]:
         """Take one input. Effects are to be carried out in order."""
-        if self._over:
+        if self._over or (isinstance(event, Heard) and not self._hear(event.tx, now)):
             return []
         return [*self._absorb(event, now), *self._reconcile(now)]
 
@@ -208,16 +208,24 @@ class RoundMachine:
                 self._applied = event
             case Found():
                 self._found.setdefault(event.evidence.accused, event.evidence)
-            case Heard():
-                if self._application.refusal(event.tx) is None:
-                    self._seen.note_item(m.parse(event.tx), event.tx, now)
             case Received():
                 return self._received(event, now)
             case PreferVoid():
                 return self._own.make(m.VoidVote(*self._head(event.round), event.reason[:120]))
-            case Tick():
+            case Heard() | Tick():
                 pass
         return []
+
+    def _hear(self, tx: bytes, now: float) -> bool:
+        """Hold an item of another author. Whether anything may be due that was not: only with the
+        first of its kind, since blocks, not items, move a round on."""
+        if self._application.refusal(tx) is not None:
+            return False
+        parsed = m.parse(tx)
+        number, kind = parsed.statement.round, parsed.slot
+        first = self.last_arrival(number, kind) is None
+        self._seen.note_item(parsed, tx, now)
+        return first
 
     def _reconcile(self, now: float) -> list[Effect]:
         """Do all that the state and the facts at hand allow; note when to look again."""
@@ -454,9 +462,10 @@ class RoundMachine:
 
     def _offer(self, state: LedgerState, now: float) -> list[Effect]:
         current = state.current
+        if state.phase not in (Phase.OPEN, Phase.ATTEST) or self._me not in committed(current):
+            return []
         said = self._own.statement(current.number, "open")
-        counts = state.phase in (Phase.OPEN, Phase.ATTEST) and self._me in committed(current)
-        if not counts or not isinstance(said, m.Opening) or not self._once("offer", said.round):
+        if not isinstance(said, m.Opening) or not self._once("offer", said.round):
             return []
         return [OfferPayload(RoundNumber(said.round), said.payload_root, said.payload_length)]
 

@@ -5,7 +5,10 @@ No height, block time, proposer or clock is in it (ROUND.md, head). Tuples are i
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from enum import StrEnum
+from functools import wraps
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -29,6 +32,9 @@ MAX_STATE_BYTES = 16 * 1024 * 1024
 
 QUOTA = 2
 """Different statements per slot: two show an equivocation, a third is spam (ROUND.md 17)."""
+
+REMEMBERED = 4
+"""States whose answers are kept: the current and the previous round, before and after a block."""
 
 CONVICTABLE = ("attest", "commit", "open")
 """Slots in which a second, different statement convicts. Closings and roots never do."""
@@ -323,6 +329,29 @@ def attestation_of(current: RoundState, author: str) -> Attestation | None:
     return _first(current, "attest", author, Attestation)
 
 
+_R = TypeVar("_R")
+
+
+def remembered(function: Callable[[RoundState], _R]) -> Callable[[RoundState], _R]:
+    """Keep the last answers for the same (immutable) objects, which are asked about many times.
+
+    By identity: comparing or hashing a state costs more than most questions about it.
+    """
+    kept: deque[tuple[RoundState, _R]] = deque(maxlen=REMEMBERED)
+
+    @wraps(function)
+    def ask(current: RoundState) -> _R:
+        for known, answer in kept:
+            if known is current:
+                return answer
+        answer = function(current)
+        kept.append((current, answer))
+        return answer
+
+    return ask
+
+
+@remembered
 def committed(current: RoundState) -> frozenset[str]:
     """Contributors whose commitment counts: in time, and nothing convicts them in this round."""
     cheats = equivocators(current)
