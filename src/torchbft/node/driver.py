@@ -38,7 +38,7 @@ from torchbft.node.transports.endpoint import Endpoint as NetEndpoint
 from torchbft.node.transports.metering import Meter
 from torchbft.primitives import trace
 from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
-from torchbft.primitives.errors import HaltError
+from torchbft.primitives.errors import HaltError, TorchbftError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.keys import SigningKey
