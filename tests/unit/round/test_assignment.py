@@ -1,6 +1,7 @@
 """Every sample once a pass, from the ledger's randomness."""
 
 import itertools
+from collections import Counter
 
 import pytest
 
@@ -24,7 +25,7 @@ def start() -> Cursor:
     return Cursor(pass_key(BEACON, RUN, 0), 0, 0)
 
 
-@pytest.mark.parametrize("samples", [1, 2, 3, 4, 5, 15, 16, 17, 1000, 1797])
+@pytest.mark.parametrize("samples", [*range(1, 40), 1000, 1347, 1797, 4096, 4097])
 def test_a_pass_is_a_permutation(samples: int) -> None:
     whole = positions(Slice(pass_key(BEACON, RUN, 0), 0, samples, 0, samples))
     assert sorted(whole) == list(range(samples))
@@ -44,6 +45,16 @@ def test_a_permutation_leaves_no_visible_structure() -> None:
     assert sum(i == p for i, p in enumerate(order)) <= 8
     ascents = sum(a < b for a, b in itertools.pairwise(order))
     assert abs(ascents - samples / 2) < 5 * (samples / 12) ** 0.5
+
+
+def test_neighbouring_positions_are_sent_apart_on_both_sides_of_the_pair() -> None:
+    """Chi-square of the quotient and the remainder by a side: 63 degrees of freedom each."""
+    samples, side = 4096, 64
+    order = positions(Slice(pass_key(BEACON, RUN, 0), 0, samples, 0, samples))
+    for part in ([p // side for p in order], [p % side for p in order]):
+        steps = Counter((b - a) % side for a, b in itertools.pairwise(part))
+        expected = (samples - 1) / side
+        assert sum((steps[s] - expected) ** 2 / expected for s in range(side)) < 63 + 5 * 126**0.5
 
 
 def test_large_data_sets_cost_no_more_than_their_slice() -> None:

@@ -1,14 +1,17 @@
 """Which samples a contributor trains on: from the ledger's randomness, each sample once a pass.
 
-A pass is one permutation of the N samples: a Feistel network (Luby and Rackoff 1988) of
-``FEISTEL_ROUNDS`` rounds on the smallest even number of bits that holds N, cycle-walked into [0, N)
-(Black and Rogaway 2002, method 3), keyed by the beacon at the pass's start. A round takes the next
+A pass is one permutation of the N samples: the generalised Feistel network of Black and Rogaway
+2002 (method 3), ``FEISTEL_ROUNDS`` rounds on pairs in Z_a × Z_b with a = ⌈√N⌉ and b = ⌈N/a⌉. Fewer
+than one pair in √N stand for a number beyond N; they are walked along their cycle into [0, N)
+(method 2). The network is keyed by the beacon at the pass's start. A round takes the next
 positions, after those whose contribution did not count before; the round's beacon decides who gets
 which share. All of it is a function of the ledger.
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -18,10 +21,12 @@ from torchbft.primitives.digests import sha256
 from torchbft.primitives.wire import Bytes32, Count, Name, Wire
 
 FEISTEL_ROUNDS = 8
-"""Four suffice against chosen inputs and outputs (Luby and Rackoff); doubled for weak mixers."""
+"""Four suffice against chosen inputs and outputs (Luby and Rackoff); doubled for weak mixers.
+Even, so that both halves end on their own side."""
 
-_MIX_1, _MIX_2 = 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53
-"""Multipliers of MurmurHash3's 64-bit finalizer (Appleby 2011), the round function's mixer."""
+_MIX_1, _MIX_2 = np.uint64(0xFF51AFD7ED558CCD), np.uint64(0xC4CEB9FE1A85EC53)
+_SHIFT = np.uint64(33)
+"""Of MurmurHash3's 64-bit finalizer (Appleby 2011), the round function's mixer."""
 
 Words = NDArray[np.uint64]
 
@@ -58,28 +63,34 @@ class Deal(Wire, frozen=True):
 
 def _mixed(words: Words, key: int) -> Words:
     x = words ^ np.uint64(key)
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(_MIX_1)
-    x = (x ^ (x >> np.uint64(33))) * np.uint64(_MIX_2)
-    return x ^ (x >> np.uint64(33))
+    x = (x ^ (x >> _SHIFT)) * _MIX_1
+    x = (x ^ (x >> _SHIFT)) * _MIX_2
+    return x ^ (x >> _SHIFT)
 
 
-def _feistel(words: Words, keys: Sequence[int], half: int) -> Words:
-    width, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    left, right = words >> width, words & mask
-    for key in keys:
-        left, right = right, left ^ (_mixed(right, key) & mask)
-    return (left << width) | right
+def _feistel(words: Words, keys: Sequence[int], sides: tuple[int, int]) -> Words:
+    """Permute [0, a·b), a word being (left, right) = (word mod a, word div a)."""
+    right, left = np.divmod(words, np.uint64(sides[0]))
+    for number, key in enumerate(keys):
+        side = np.uint64(sides[number % 2])
+        left, right = right, (left + _mixed(right, key) % side) % side
+    return left + right * np.uint64(sides[0])
+
+
+def _round_keys(pass_key: bytes) -> list[int]:
+    """One 64-bit key for each round, four from a digest."""
+    material = [sha256("round/feistel", pass_key, bytes([i])) for i in range(FEISTEL_ROUNDS // 4)]
+    return [word for digest in material for word in struct.unpack(">4Q", digest)]
 
 
 def positions(part: Slice) -> list[int]:
     """Sample indices in [0, samples) of a slice, in order; distinct for distinct positions."""
-    half = max(1, ((part.samples - 1).bit_length() + 1) // 2)
-    material = [sha256("round/feistel", part.pass_key, bytes([i])) for i in range(FEISTEL_ROUNDS)]
-    keys = [int.from_bytes(digest[:8], "big") for digest in material]
-    words = _feistel(np.arange(part.start, part.start + part.count, dtype=np.uint64), keys, half)
-    while (outside := words >= np.uint64(part.samples)).any():
-        words[outside] = _feistel(words[outside], keys, half)
-    return [int(word) for word in words]
+    side = math.isqrt(part.samples - 1) + 1
+    sides, keys = (side, -(-part.samples // side)), _round_keys(part.pass_key)
+    words = _feistel(np.arange(part.start, part.start + part.count, dtype=np.uint64), keys, sides)
+    while len(outside := np.flatnonzero(words >= part.samples)):
+        words[outside] = _feistel(words[outside], keys, sides)
+    return [int(word) for word in words.tolist()]
 
 
 def pass_key(beacon: bytes, run_id: bytes, pass_index: int) -> bytes:
