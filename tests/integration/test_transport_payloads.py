@@ -42,7 +42,12 @@ from torchbft.node.transports.transfer import (
     Start,
     Want,
 )
-from torchbft.primitives.digests import CHUNK_BYTES, chunk_digests, payload_root
+from torchbft.primitives.digests import (
+    CHUNK_BYTES,
+    chunk_digests,
+    payload_root,
+    root_of_chunks,
+)
 from torchbft.primitives.errors import StorageError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
@@ -782,7 +787,7 @@ def test_c09_a_payload_far_larger_than_any_buffer_needs_little_memory(
     async def story() -> None:
         async with swarm(tmp_path, A, B, encrypt=encrypt) as (a, _):
             chunks = chunk_digests(bytes(SEGMENT_BYTES)) * (length // SEGMENT_BYTES)
-            root = data_module.root_of_chunks(length, chunks)
+            root = root_of_chunks(length, chunks)
             folder = tmp_path / "a" / "1"
             folder.mkdir()
             with (folder / root.hex()).open("wb") as file:

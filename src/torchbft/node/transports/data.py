@@ -23,9 +23,10 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from torchbft.node.storage.payloads import IncomingPayload, PayloadStore
+from torchbft.node.storage.payloads import PayloadStore
+from torchbft.node.transports.arrival import Arrival, Label
 from torchbft.node.transports.endpoint import (
     PAYLOADS,
     PAYLOADS_CLEAR,
@@ -47,10 +48,9 @@ from torchbft.node.transports.transfer import (
     Sending,
     Start,
     Want,
-    chunk_count,
     frame_limits,
 )
-from torchbft.primitives.digests import CHUNK_BYTES, DIGEST_BYTES, chunk_digests, root_of_chunks
+from torchbft.primitives.digests import CHUNK_BYTES
 from torchbft.primitives.errors import StorageError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
@@ -91,80 +91,6 @@ SERVES_PER_PAYLOAD = 8
 T = TypeVar("T")
 
 
-class Label(NamedTuple):
-    """What a payload is for."""
-
-    round: Round
-    author: PeerId
-
-
-class _Arrival(Receiving):
-    """A payload that is not held yet: how far it came, from whom, and who waits for it."""
-
-    def __init__(self, plane: DataPlane, root: bytes, length: int) -> None:
-        self._plane = plane
-        self.root, self.length, self.reached = root, length, 0
-        self.labels: set[Label] = set()
-        self.chunks: list[bytes] | None = None
-        self.file: IncomingPayload | None = None
-        self.link: PayloadLink | None = None
-        self.attempt: asyncio.Future[bool] | None = None
-        self.pushers: set[PayloadLink] = set()
-        self.storing = False
-        self.holders: dict[PeerId, None] = {}
-        self.liars: set[PeerId] = set()
-        self.task: asyncio.Task[None] | None = None
-
-    def begin(self, link: PayloadLink) -> None:
-        """Receive from this link from now on."""
-        self.link = link
-        self.attempt = asyncio.get_running_loop().create_future()
-
-    def end(self, stored: bool) -> None:
-        """The attempt is over; what was reached stays."""
-        if self.link is not None:
-            self.link.abandon(self)
-        self.link = None
-        if self.attempt is not None and not self.attempt.done():
-            self.attempt.set_result(stored)
-
-    def open_file(self) -> IncomingPayload:
-        """On the disk thread: the file, made when it is first needed."""
-        if self.file is None:
-            self.file = self._plane.receive(self)
-        return self.file
-
-    def drop_file(self) -> None:
-        """On the disk thread: remove what has arrived."""
-        if self.file is not None:
-            self.file.drop()
-            self.file = None
-
-    def takes(self, start: Start) -> str | None:
-        """Why an announced transfer is not this payload's continuation; None when it is."""
-        digests = chunk_count(self.length) * DIGEST_BYTES
-        if (start.length, start.offset, len(start.chunks)) != (self.length, self.reached, digests):
-            return "it announced another length, offset or number of chunks than was asked for"
-        chunks = [start.chunks[at : at + DIGEST_BYTES] for at in range(0, digests, DIGEST_BYTES)]
-        if root_of_chunks(self.length, chunks) != self.root:
-            return "its chunk digests do not match the payload's root"
-        self.chunks = chunks
-        return None
-
-    def segment(self, link: PayloadLink, data: memoryview, release: Callable[[], None]) -> None:
-        """Check the next chunks and hand them to the disk."""
-        first = self.reached // CHUNK_BYTES
-        found = chunk_digests(data)
-        if self.chunks is None or found != self.chunks[first : first + len(found)]:
-            release()
-            self._plane.lied(
-                self, link, f"its bytes after {self.reached} do not match their digest"
-            )
-            return
-        at, self.reached = self.reached, self.reached + len(data)
-        self._plane.write(self, at, data, release)
-
-
 class DataPlane:
     """Sends, receives and serves payloads for one peer.
 
@@ -193,10 +119,11 @@ class DataPlane:
         self._service = PAYLOADS if encrypt else PAYLOADS_CLEAR
         self._on_stored, self._on_fault, self._on_disk_error = on_stored, on_fault, on_disk_error
         self._loop = asyncio.get_running_loop()
-        self._disk = ThreadPoolExecutor(1, thread_name_prefix="payloads")
+        self._checker = ThreadPoolExecutor(1, thread_name_prefix="payload-check")
+        self._disk = ThreadPoolExecutor(1, thread_name_prefix="payload-disk")
         self._links: dict[PeerId, list[PayloadLink]] = {}
         self._dials: dict[PeerId, asyncio.Task[PayloadLink]] = {}
-        self._arrivals: dict[tuple[bytes, int], _Arrival] = {}
+        self._arrivals: dict[tuple[bytes, int], Arrival] = {}
         """By root and length: a root binds its length, so a false one only harms itself."""
         self._cooling: dict[PeerId, float] = {}
         self._pushed: dict[Label, bytes] = {}
@@ -282,7 +209,8 @@ class DataPlane:
             self.disconnect(peer)
         for arrival in list(self._arrivals.values()):
             self._drop(arrival)
-        await self._loop.run_in_executor(None, self._disk.shutdown)
+        for executor in (self._checker, self._disk):
+            await self._loop.run_in_executor(None, executor.shutdown)
 
     # Small machinery
 
@@ -295,16 +223,17 @@ class DataPlane:
     async def _on_disk(self, call: Callable[..., T], *arguments: object) -> T:
         return await self._loop.run_in_executor(self._disk, call, *arguments)
 
-    def _arrival(self, root: bytes, length: int) -> _Arrival:
+    def _arrival(self, root: bytes, length: int) -> Arrival:
         arrival = self._arrivals.get((root, length))
         if arrival is None:
-            arrival = self._arrivals[root, length] = _Arrival(self, root, length)
+            arrival = Arrival(root, length, self._store, self._checker, self)
+            self._arrivals[root, length] = arrival
         return arrival
 
-    def _is_current(self, arrival: _Arrival) -> bool:
+    def _is_current(self, arrival: Arrival) -> bool:
         return self._arrivals.get((arrival.root, arrival.length)) is arrival
 
-    def _drop(self, arrival: _Arrival) -> None:
+    def _drop(self, arrival: Arrival) -> None:
         """Forget a payload that has not arrived."""
         self._arrivals.pop((arrival.root, arrival.length), None)
         if arrival.link is not None:
@@ -315,7 +244,7 @@ class DataPlane:
         if arrival.task is not None:
             arrival.task.cancel()
         if not arrival.storing:
-            self._disk.submit(arrival.drop_file)
+            self._checker.submit(arrival.drop_file)
 
     def _cancel(self, concerns: Callable[[Label], bool]) -> None:
         for (label, _), push in list(self._pushes.items()):
@@ -482,7 +411,7 @@ class DataPlane:
         arrival = self._arrival(offer.root, offer.length)
         arrival.labels.add(label)
         arrival.pushers.add(link)
-        if arrival.link is None and not arrival.storing:
+        if arrival.free():
             arrival.begin(link)
             if offer.length > EAGER_BYTES:
                 link.send(WANT, Want(offer.root, arrival.reached))
@@ -529,62 +458,43 @@ class DataPlane:
             self.lied(arrival, link, wrong)
             return None
         if arrival.reached == arrival.length:
-            self._store_now(arrival)
+            arrival.storing = True
+            self.complete(arrival)
         return arrival
 
     # Writing
 
-    def receive(self, arrival: _Arrival) -> IncomingPayload:
-        """On the disk thread: a file for a payload that arrives."""
-        return self._store.receive(arrival.root, arrival.length)
+    def idle(self, arrival: Arrival) -> None:
+        """Nothing of an arrival is being checked: go on with a pusher that waits, if any."""
+        for link in arrival.pushers:
+            if arrival.free() and self._is_current(arrival):
+                arrival.begin(link)
+                link.send(WANT, Want(arrival.root, arrival.reached))
 
-    def write(
-        self, arrival: _Arrival, at: int, data: memoryview, release: Callable[[], None]
-    ) -> None:
-        """Checked bytes go to the disk thread; the last ones make the payload durable."""
-
-        def on_disk() -> None:
-            arrival.open_file().write(at, data)
-
-        async def then() -> None:
-            try:
-                await asyncio.wrap_future(written)
-            except StorageError as error:
-                self._disk_failed(arrival, error)
-            finally:
-                release()
-
-        written = self._disk.submit(on_disk)
-        self._spawn(then())
-        if arrival.reached == arrival.length:
-            self._store_now(arrival)
-
-    def _disk_failed(self, arrival: _Arrival, error: StorageError) -> None:
-        """Start this payload anew later: what lies on the disk is not known."""
+    def disk_failed(self, arrival: Arrival, error: StorageError) -> None:
+        """Start this payload anew, from the first byte, when it is next asked for."""
         self._on_disk_error(error)
-        self._disk.submit(arrival.drop_file)
-        if self._is_current(arrival):
-            if arrival.link is not None:
-                arrival.link.send(REFUSE, Refuse(arrival.root, "the disk refuses"))
-            arrival.storing = False
-            arrival.end(False)
-            arrival.reached = 0
+        if arrival.link is not None:
+            arrival.link.send(REFUSE, Refuse(arrival.root, "the disk refuses"))
+        self._spawn(self._restart(arrival))
 
-    def _store_now(self, arrival: _Arrival) -> None:
-        arrival.storing = True
+    async def _restart(self, arrival: Arrival) -> None:
+        await arrival.settled.wait()
+        arrival.restart()
+        for link in arrival.pushers:
+            link.send(REFUSE, Refuse(arrival.root, "the disk refuses"))
+        arrival.pushers.clear()
+
+    def complete(self, arrival: Arrival) -> None:
+        """All bytes are there and checked: make them durable, then tell everyone."""
         self._spawn(self._finish(arrival))
 
-    async def _finish(self, arrival: _Arrival) -> None:
-        """All bytes are there and checked: make them durable, then tell everyone."""
+    async def _finish(self, arrival: Arrival) -> None:
         round = max((label.round for label in arrival.labels), default=Round(0))
-
-        def on_disk() -> None:
-            arrival.open_file().finish(round, arrival.chunks or [])
-
         try:
-            await self._on_disk(on_disk)
+            await self._on_disk(arrival.finish, round)
         except StorageError as error:
-            self._disk_failed(arrival, error)
+            self.disk_failed(arrival, error)
             return
         sender = arrival.link.peer if arrival.link is not None else None
         if self._is_current(arrival):
@@ -596,7 +506,7 @@ class DataPlane:
 
     # Fetching
 
-    async def _fetch(self, arrival: _Arrival) -> None:
+    async def _fetch(self, arrival: Arrival) -> None:
         """Try holders in turn until the payload is held."""
         failures: Counter[PeerId] = Counter()
         pause = FIRST_PAUSE
@@ -613,8 +523,9 @@ class DataPlane:
             others = any(p != peer for p in arrival.holders if p not in arrival.liars)
             if await self._try(arrival, peer, others):
                 return
+            await arrival.settled.wait()
 
-    def _next_holder(self, arrival: _Arrival, failures: Counter[PeerId]) -> PeerId | None:
+    def _next_holder(self, arrival: Arrival, failures: Counter[PeerId]) -> PeerId | None:
         """A holder with the fewest failures, connected ones first, else by chance."""
         able = [
             peer
@@ -625,19 +536,20 @@ class DataPlane:
             return None
         return min(able, key=lambda p: (failures[p], not self._links.get(p), random.random()))
 
-    async def _try(self, arrival: _Arrival, peer: PeerId, others: bool) -> bool:
+    async def _try(self, arrival: Arrival, peer: PeerId, others: bool) -> bool:
         try:
             link = await self._link(peer)
         except UnreachableError:
             return self._store.has(arrival.root)
+        await arrival.settled.wait()
         if self._store.has(arrival.root):
             return True
-        if arrival.link is None and not arrival.storing:
+        if arrival.free() and not link.reason:
             arrival.begin(link)
             link.send(WANT, Want(arrival.root, arrival.reached))
         return await self._watch(arrival, others)
 
-    async def _watch(self, arrival: _Arrival, others: bool) -> bool:
+    async def _watch(self, arrival: Arrival, others: bool) -> bool:
         """Wait for the attempt under way; end it when it stalls or is too slow. True: stored."""
         attempt, link = arrival.attempt, arrival.link
         if attempt is None:
@@ -669,7 +581,7 @@ class DataPlane:
 
     # Faults
 
-    def lied(self, arrival: _Arrival, link: PayloadLink, reason: str) -> None:
+    def lied(self, arrival: Arrival, link: PayloadLink, reason: str) -> None:
         """A peer sent bytes that are not the payload's: ask others, and never it for this one."""
         arrival.liars.add(link.peer)
         self.misbehaved(link, Fault.WITHHELD, reason)

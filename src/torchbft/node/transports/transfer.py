@@ -43,8 +43,9 @@ SEGMENT_BYTES = 16 * CHUNK_BYTES
 SEGMENT_BUFFERS = 2
 """Per receiving connection: one fills while the disk takes the other."""
 
-PIECE_BYTES = 256 * 1024
-"""Handed to the socket at once: about what a socket buffer takes."""
+PIECE_BYTES, PIECE_BYTES_TLS = 256 * 1024, 64 * 1024
+"""Handed to the transport at once: about what a socket buffer takes; less where it is encrypted
+first, so that the ciphertext stays in the core's cache."""
 
 EAGER_BYTES = SEGMENT_BYTES
 """Payloads up to this follow their offer without a round trip; the waste, if unwanted, is small."""
@@ -103,7 +104,7 @@ def frame_limits(max_payload: int) -> dict[int, int]:
 
 
 class Receiving(Protocol):
-    """A transfer that a link receives: where it stands, and who takes its segments."""
+    """A transfer that a link receives: where it stands, and who takes its bytes."""
 
     length: int
     reached: int
@@ -172,6 +173,7 @@ class _Outgoing:
 
     def __init__(self, write: Callable[[memoryview], None], failed: Callable[[Sending], None]):
         self._write, self._failed = write, failed
+        self.piece = PIECE_BYTES
         self._loop = asyncio.get_running_loop()
         self._small: list[bytes] = []
         self._queue: deque[Sending] = deque()
@@ -217,7 +219,7 @@ class _Outgoing:
         if not self._left.nbytes:
             self._left = self._next()
         while self._left.nbytes and self.writable:
-            piece, self._left = self._left[:PIECE_BYTES], self._left[PIECE_BYTES:]
+            piece, self._left = self._left[: self.piece], self._left[self.piece :]
             self._write(piece)
         if self._left.nbytes or self._small or self._active or self._queue:
             self.wake()
@@ -278,6 +280,7 @@ class PayloadLink(asyncio.BufferedProtocol):
         # again: plain transports pause above the mark, TLS transports at it.
         tls = transport.get_extra_info("ssl_object") is not None
         self._transport.set_write_buffer_limits(high=1 if tls else 0, low=0)
+        self._outgoing.piece = PIECE_BYTES_TLS if tls else PIECE_BYTES
         sock = transport.get_extra_info("socket")
         _detect_death(sock)
         self._metered = self._owner.meter.opened(Plane.PAYLOAD, sock)
@@ -322,6 +325,10 @@ class PayloadLink(asyncio.BufferedProtocol):
         except DecodeError as error:
             self._owner.misbehaved(self, Fault.WITHHELD, error.what)
 
+    def _aim(self, target: memoryview) -> None:
+        """Receive into this from now on."""
+        self._target, self._filled = target, 0
+
     def _begin(self, kind: int, length: int) -> None:
         """A head is complete: make room for its body."""
         check_head(kind, length, self._owner.limits)
@@ -331,13 +338,13 @@ class PayloadLink(asyncio.BufferedProtocol):
         if kind == DATA and self._receiving is not None:
             self._expect_segment(self._receiving, length)
         else:
-            self._target = memoryview(bytearray(length))
+            self._aim(memoryview(bytearray(length)))
 
     def _expect_segment(self, receiving: Receiving, length: int) -> None:
         if length != min(SEGMENT_BYTES, receiving.length - receiving.reached):
             raise DecodeError(f"a segment of {length} bytes at offset {receiving.reached}")
         if length < SEGMENT_BYTES:
-            self._target = memoryview(bytearray(length))
+            self._aim(memoryview(bytearray(length)))
         elif self._lent < SEGMENT_BUFFERS:
             self._lend()
         else:
@@ -347,7 +354,7 @@ class PayloadLink(asyncio.BufferedProtocol):
     def _lend(self) -> None:
         self._lent += 1
         self._pooled = True
-        self._target = memoryview(self._free.pop() if self._free else bytearray(SEGMENT_BYTES))
+        self._aim(memoryview(self._free.pop() if self._free else bytearray(SEGMENT_BYTES)))
 
     def _release(self, buffer: bytearray) -> None:
         """A full-size buffer is free again."""
@@ -363,7 +370,8 @@ class PayloadLink(asyncio.BufferedProtocol):
     def _end(self) -> None:
         """A body is complete."""
         body, kind, pooled = self._target, self._kind, self._pooled
-        self._target, self._filled, self._pooled = self._head, 0, False
+        self._aim(self._head)
+        self._pooled = False
         if kind == DATA:
             buffer = cast(bytearray, body.obj)
             self._end_segment(body, partial(self._release, buffer) if pooled else _nothing)
