@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +13,9 @@ import typer
 from torchbft.cli.init import own_name
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
 from torchbft.primitives.errors import ConfigError
+
+FOLLOW_SECONDS, FOLLOW_BYTES = 0.25, 1 << 20
+"""How often the node's log is looked at, and how much of it is told at a time."""
 
 
 def join(
@@ -50,22 +56,54 @@ def join(
             hint="give --data in a run with private data, and only there",
         )
     folder = run_file.parent / "peers" / me
-    say(f"{me} joins {run.name}; the node writes to {folder / 'node.log'}")
-    link = connection.connect(run_file, folder, listen)
-    over = train_with(
-        made,
-        link,
-        run,
-        peer=me,
-        train_set=_shard(data) if data is not None else None,
-        threads=threads,
-    )
+    shard = _shard(data) if data is not None else None
+    log = folder / "node.log"
+    say(f"{me} joins {run.name}; the node writes to {log}")
+    with _followed(log):
+        link = connection.connect(run_file, folder, listen)
+        over = train_with(made, link, run, peer=me, train_set=shard, threads=threads)
     root = over.state.root().hex()
     result = {"name": me, "status": over.status, "reason": over.reason, "root": root}
     text = f"{over.status}{': ' + over.reason if over.reason else ''}; model {root[:16]}…"
     emit(result, as_json=as_json, text=text)
     if over.status == "halted":
         raise stop(ExitCode.HALTED)
+
+
+@contextmanager
+def _followed(log: Path) -> Iterator[None]:
+    """Says what the node writes meanwhile: whom it waits for, who is behind. Its errors are left
+    out, for they come over the link as well."""
+    done = threading.Event()
+    start = log.stat().st_size if log.exists() else 0
+
+    def follow() -> None:
+        offset, ended = start, False
+        while not ended:
+            ended = done.wait(FOLLOW_SECONDS)
+            offset = _tell(log, offset)
+
+    thread = threading.Thread(target=follow, daemon=True, name="node-log")
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _tell(log: Path, offset: int) -> int:
+    """Say the whole lines after ``offset``; returns where they end."""
+    try:
+        with log.open("rb") as file:
+            file.seek(offset)
+            whole, newline, _ = file.read(FOLLOW_BYTES).rpartition(b"\n")
+    except OSError:
+        return offset
+    for line in whole.decode(errors="replace").split("\n") if newline else ():
+        if not line.startswith(("error:", "halted:", "hint:")):
+            say(f"node: {line}")
+    return offset + len(whole) + len(newline)
 
 
 def _shard(path: Path) -> Any:

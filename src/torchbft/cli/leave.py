@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from torchbft.cli.init import own_name
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
+from torchbft.node.storage.lock import holder_of
 from torchbft.primitives.errors import ConfigError
 
 LEAVE_SECONDS = 15.0
@@ -31,30 +32,27 @@ def leave(
     Example: torchbft leave run.toml
     """
     me = own_name(run_file, name)
-    status_path = run_file.parent / "peers" / me / "status.json"
-    try:
-        status = msgspec.json.decode(status_path.read_bytes())
-        pid = int(status["pid"])
-        os.kill(pid, signal.SIGTERM)
-    except (OSError, KeyError, ValueError, TypeError):
+    folder = run_file.parent / "peers" / me
+    pid = holder_of(folder)  # never the number in a file that a dead node left behind
+    if pid is None:
         raise ConfigError(
             f"no node of {me} runs on this machine",
-            where=str(status_path.parent),
+            where=str(folder),
             hint="torchbft status shows who is up",
-        ) from None
+        )
+    with suppress(ProcessLookupError):  # it went by itself
+        os.kill(pid, signal.SIGTERM)
     say(f"asked the node of {me} (process {pid}) to stop…")
-    gone = _gone(pid)
+    gone = _gone(folder, pid)
     emit({"name": me, "stopped": gone}, as_json=as_json, text="stopped" if gone else "still up")
     if not gone:
         raise stop(ExitCode.CHECK_FAILED)
 
 
-def _gone(pid: int) -> bool:
+def _gone(folder: Path, pid: int) -> bool:
     until = time.monotonic() + LEAVE_SECONDS
     while time.monotonic() < until:
-        try:
-            os.kill(pid, 0)
-        except OSError:
+        if holder_of(folder) != pid:
             return True
         time.sleep(0.1)
     return False

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from torchbft.pytorch.link import TrainerHook
     from torchbft.pytorch.task import Task
 
-FINISH_SECONDS = 5.0
-"""After the first honest peers finished, the slower ones get so long to follow."""
+FINISH_SECONDS = 15.0
+"""After the first honest peers finished, the slower ones get so long to follow: less than a node
+that has finished serves them (``driver.LINGER_SECONDS``)."""
 POLL_SECONDS = 0.1
-ENDED = ("finished", "halted")
 
 
 @dataclass(frozen=True)
@@ -225,19 +225,22 @@ def watch(
     seconds: float,
     tick: Callable[[], None] = lambda: None,
 ) -> str:
-    """Follow a swarm until every judged peer has ended, or the first did and the rest do not
-    follow, or ``seconds`` passed. Returns ``finished``, ``halted`` or ``timed out``."""
+    """Follow a swarm until every judged peer has ended, or the first finished, or more than f are
+    down for good, and the rest do not follow, or ``seconds`` passed. Returns ``finished``,
+    ``halted`` or ``timed out``."""
     until = time.monotonic() + seconds
     some_ended: float | None = None
     while time.monotonic() < until:
         running.poll()
         tick()
         show()
-        ended = [name for name in judged if phase_of(local, name) in ENDED]
-        down = [name for name in judged if not running.seats[name].running]
-        if len(set(down)) == len(judged) or len(ended) == len(judged):
+        finished = {name for name in judged if phase_of(local, name) == "finished"}
+        down = {name for name in judged if not running.seats[name].running}
+        if len(finished | down) == len(judged):
             break
-        if ended and some_ended is None:
+        if not finished and len(down) <= local.run.validator_faults.f:
+            some_ended = None  # one that is down for good does not stop the others
+        elif some_ended is None:
             some_ended = time.monotonic()
         if some_ended is not None and time.monotonic() > some_ended + FINISH_SECONDS:
             break

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,19 +82,23 @@ class Chronicle:
         self.status: dict[str, object] = {}
 
     def write(self, record: trace.Record) -> None:
-        self._writer.write(record)
+        """Append a record to the trace. A disk that refuses costs the record and nothing else:
+        what must last is in the logs, which stop the node."""
+        with suppress(OSError):
+            self._writer.write(record)
 
     def notice(self, text: str, waiting_for: Iterable[str] = ()) -> None:
         """A line for the trace and for the node's own log."""
-        print(text, flush=True)
+        with suppress(OSError):
+            print(text, flush=True)
         self.write(trace.Notice(at=time.time(), text=text, waiting_for=tuple(waiting_for)))
 
     def _account(self, round_: int) -> _Account:
-        if round_ not in self._accounts:
-            self._accounts[round_] = _Account()
-            for old in sorted(self._accounts)[:-ROUNDS_KEPT]:
-                del self._accounts[old]
-        return self._accounts[round_]
+        """The account of a round; that of a round long past is not kept."""
+        account = self._accounts.setdefault(round_, _Account())
+        for old in sorted(self._accounts)[:-ROUNDS_KEPT]:
+            del self._accounts[old]
+        return account
 
     def mark(self, round_: int, moment: str, now: float) -> None:
         """Note the first time that a moment of a round comes."""
@@ -207,8 +212,9 @@ class Chronicle:
             **self.status,
         }
         draft = self._status_path.with_suffix(".part")
-        draft.write_bytes(msgspec.json.encode(content))
-        draft.replace(self._status_path)
+        with suppress(OSError):
+            draft.write_bytes(msgspec.json.encode(content))
+            draft.replace(self._status_path)
 
     def close(self) -> None:
         self._writer.close()

@@ -24,7 +24,7 @@ from typing import Any, Protocol, TypeVar
 from torchbft.node.chronicle import Chronicle
 from torchbft.node.link import Delivery, Endpoint, Evaluation, Hello, Leave, Submit
 from torchbft.node.model import Applied, ModelKeeper
-from torchbft.node.statecopy import StateCopies, StateOffered
+from torchbft.node.statecopy import RETRY_SECONDS, StateCopies, StateOffered
 from torchbft.node.storage.checkpoints import Checkpoints
 from torchbft.node.storage.lock import FolderLock
 from torchbft.node.storage.log import AppendLog
@@ -59,8 +59,9 @@ STATE = b"\x03"
 LINGER_SECONDS = 20.0
 """After the end a node still serves blocks and payloads to those behind, so long as any is
 connected and at most so long, unless it is told to stop before."""
-RETENTION_ROUNDS = 1 << 40
-"""Payloads are kept for the audit and dispute windows; until audits exist, for the whole run."""
+MAX_INSPECTED = 512
+"""Verdicts on payloads kept: those of 64 members in the four rounds around the current one, twice.
+The payloads themselves are kept for the audit and dispute windows: until audits exist, always."""
 
 _T = TypeVar("_T")
 
@@ -115,6 +116,7 @@ class PeerHost:
         self._inspected: dict[bytes, str | None] = {}
         self._voids: dict[int, str] = {}
         self._pending_advance: rounds.Advance | None = None
+        self._asking: asyncio.TimerHandle | None = None
         self._finished = False
 
     async def run(self) -> int:
@@ -146,6 +148,9 @@ class PeerHost:
             stack.callback(log.close)
             if log.dropped:
                 self._chronicle.notice(f"{log.path.name}: dropped a torn last record")
+        records: Mapping[str, Sequence[bytes]] = {n: list(log) for n, log in self._logs.items()}
+        self._machine = self._build(self._run, self._me, self._voting, self._secret, records)
+        self._block_round = self._current_round()
         self._payloads = PayloadStore(self._folder / "payloads")
         self._keeper = ModelKeeper(
             self._run,
@@ -174,6 +179,7 @@ class PeerHost:
             max_payload=self._run.transport.max_payload_bytes,
             on_stored=self._on_stored,
             on_fault=self._on_channel_fault,
+            on_disk_error=lambda error: self._chronicle.notice(f"{error}; {error.hint}"),
         )
         self._copies = StateCopies(self._keeper, self._payloads)
         host, port = self._listen or (member.host, member.port)
@@ -186,14 +192,14 @@ class PeerHost:
         await self._network.close()
 
     def _begin(self) -> None:
-        records: Mapping[str, Sequence[bytes]] = {n: list(log) for n, log in self._logs.items()}
-        self._machine = self._build(self._run, self._me, self._voting, self._secret, records)
         peers = tuple(sorted(m.name for m in self._run.members))
         self._trainer = (
             TrainerPort(self._link, self._loop, self._on_trainer, peers) if self._link else None
         )
         self._tell_start()
         resumed = self._keeper.resume()
+        for line in self._keeper.unusable:
+            self._chronicle.notice(f"passed over a saved state: {line}")
         self._chronicle.show(force=True, phase="starting", round=0)
         self._carry_out(self._machine.start(self._loop.time()))
         if resumed:
@@ -293,10 +299,9 @@ class PeerHost:
         def done(future: asyncio.Future[_T]) -> None:
             if future.cancelled() or self._done.done():
                 return
-            error = future.exception()
-            if error is None:
+            try:
                 then(future.result())
-            else:
+            except BaseException as error:  # of the work, or ours in taking its result
                 self._fail(error)
 
         asyncio.ensure_future(self._loop.run_in_executor(self._thread, work)).add_done_callback(
@@ -319,6 +324,8 @@ class PeerHost:
 
     def _on_stored(self, sender: PeerId | None, root: bytes) -> None:
         """A payload is held whole; a copy of the agreed state is not inspected as an update."""
+        if self._done.done():
+            return
         if self._copies.expects(root):
             self._in_thread(lambda: self._copies.adopt(root), self._after_copy)
         else:
@@ -330,7 +337,10 @@ class PeerHost:
             return
         if delivery is None:
             port.gone()
-            self._chronicle.notice("the trainer of this peer is gone; the node goes on without it")
+            if not self._finished:
+                self._chronicle.notice(
+                    "the trainer of this peer is gone; the node goes on without it"
+                )
             self._maybe_linger()
             return
         message = delivery.message
@@ -349,7 +359,7 @@ class PeerHost:
         initial = AgreedState.decode(delivery.take())
 
         def ready(_: object) -> None:
-            port.begin(self._keeper.current())
+            port.begin(self._ended, self._keeper.current())
             self._state_is_at()
 
         def begin() -> None:
@@ -379,6 +389,8 @@ class PeerHost:
             return
 
         def inspected(reason: str | None) -> None:
+            if len(self._inspected) >= MAX_INSPECTED:
+                self._inspected.pop(next(iter(self._inspected)))  # inspected anew, if needed
             self._inspected[root] = reason
             self._tell_payload(root)
 
@@ -455,7 +467,9 @@ class PeerHost:
             self._applied,
         )
 
-    def _applied(self, applied: Applied) -> None:
+    def _applied(self, applied: Applied | None) -> None:
+        if applied is None:
+            return  # what took the place of that state has been told
         self._chronicle.mark(applied.round, "aggregate", self._loop.time())
         self._chronicle.aggregated(applied.round, applied.advanced)
         for peer in applied.advanced.refused_by_norm:
@@ -478,8 +492,12 @@ class PeerHost:
         self._voids[effect.round] = effect.reason
         self._chronicle.notice(f"round {effect.round} is void: {effect.reason}")
         self._chronicle.round_ended(effect.round, self._loop.time(), void=effect.reason)
-        if self._keeper.ready and self._keeper.take_back(effect.round):
-            self._state_is_at()
+
+        def taken_back(undone: bool) -> None:
+            if undone:
+                self._state_is_at()
+
+        self._in_thread(lambda: self._keeper.take_back(effect.round), taken_back)
 
     def _copy_state(self, effect: rounds.CatchUp | rounds.Diverged) -> None:
         signed = effect.root if isinstance(effect, rounds.CatchUp) else effect.signed_root
@@ -489,8 +507,18 @@ class PeerHost:
             f"{signed.hex()[:16]}… from {', '.join(effect.holders) or 'nobody'}",
             effect.holders,
         )
-        for holder, message in self._copies.want(effect.round, signed, effect.holders):
+        self._copies.want(effect.round, signed, effect.holders)
+        if self._asking is not None:
+            self._asking.cancel()
+        self._ask_for_copy()
+
+    def _ask_for_copy(self) -> None:
+        """Ask until a copy is there, for messages may be lost and holders die."""
+        messages = self._copies.ask()
+        for holder, message in messages:
             self._control.send(holder, STATE + message)
+        if messages and not self._done.done():
+            self._asking = self._loop.call_later(RETRY_SECONDS, self._ask_for_copy)
 
     def _on_state_message(self, sender: PeerId, message: bytes) -> None:
         def answered(reply: bytes | StateOffered | None) -> None:
@@ -502,11 +530,11 @@ class PeerHost:
 
         self._in_thread(lambda: self._copies.received(sender, message), answered)
 
-    def _after_copy(self, adopted: bool) -> None:
-        if adopted:
+    def _after_copy(self, refused: str | None) -> None:
+        if refused is None:
             self._state_is_at()
         else:
-            self._chronicle.notice("a copy of the agreed state did not have the signed root")
+            self._chronicle.notice(f"a copy of the agreed state was left: {refused}")
 
     # --- rounds, and their end --------------------------------------------------------------------
 
@@ -549,9 +577,9 @@ class PeerHost:
         state = self._machine.application.state
         number = self._block_round
         self._block_round = state.current.number
+        for old in range(max(number - 1, 0), self._block_round - 1):
+            self._data.cancel(Round(old))  # nobody pushes or fetches for a settled round
         return number
-
-    _block_round = 0
 
     def _waiting(self, effect: rounds.Waiting) -> None:
         now, names = self._loop.time(), ", ".join(effect.for_whom) or "the ledger"
@@ -625,16 +653,16 @@ class PeerHost:
         self._end(EXIT_FINISHED)
 
     def _fail(self, error: BaseException) -> None:
-        if not isinstance(error, TorchbftError):
-            traceback.print_exception(error)
-        print(f"error: {error}", flush=True)
         hint = getattr(error, "hint", "")
-        if hint:
-            print(f"hint: {hint}", flush=True)
-        if self._trainer is not None and not self._trainer.attached:
-            self._trainer.refuse("halted", str(error))
-        self._over("halted", str(error))
-        self._end(EXIT_HALTED if isinstance(error, HaltError) else EXIT_FAILED)
+        try:
+            if self._trainer is not None and not self._trainer.attached:
+                self._trainer.refuse(error)
+            self._over("halted", f"{error}; {hint}" if hint else str(error))
+            if not isinstance(error, TorchbftError):
+                traceback.print_exception(error)
+            print(f"error: {error}" + (f"\nhint: {hint}" if hint else ""), flush=True)
+        finally:  # even where a full disk takes no last words
+            self._end(EXIT_HALTED if isinstance(error, HaltError) else EXIT_FAILED)
 
     def _end(self, code: int) -> None:
         if not self._done.done():

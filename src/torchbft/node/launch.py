@@ -7,12 +7,14 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from torchbft.node.link import Endpoint, endpoints
-from torchbft.primitives.errors import ConfigError
+from torchbft.node.link import Endpoint, endpoints, refusal
+from torchbft.primitives.errors import ConfigError, HaltError, TorchbftError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey, load_key, save_key
 from torchbft.primitives.runspec import RunSpec, load_run
@@ -96,11 +98,8 @@ def run_node(
     from torchbft.protocols.peer import PeerMachine
 
     torch.set_num_threads(1)
-    run.check_signed()
-    mine = keys or Keys.load(folder)
-    mine.check(run, me)
 
-    async def host() -> int:
+    async def host(mine: Keys) -> int:
         peer = PeerHost(
             run,
             me,
@@ -114,7 +113,23 @@ def run_node(
         )
         return await peer.run()
 
-    return asyncio.run(host())
+    with _told_to(sock):
+        run.check_signed()
+        mine = keys or Keys.load(folder)
+        mine.check(run, me)
+        return asyncio.run(host(mine))
+
+
+@contextmanager
+def _told_to(sock: socket.socket | None) -> Iterator[None]:
+    """What keeps a node from starting is told to its trainer as well."""
+    try:
+        yield
+    except TorchbftError as error:
+        with suppress(HaltError):
+            if sock is not None:
+                Endpoint(sock).send(refusal(error))
+        raise
 
 
 def spawn(
@@ -146,5 +161,7 @@ def main(arguments: list[str]) -> int:
     run = load_run(run_path)
     descriptor = arguments[2] if len(arguments) > 2 else "-"
     sock = None if descriptor == "-" else socket.socket(fileno=os.dup(int(descriptor)))
-    listen = parse_address(arguments[3]) if len(arguments) > 3 else None
-    return run_node(run, peer_name(run, folder), folder, sock, listen=listen)
+    with _told_to(sock):
+        listen = parse_address(arguments[3]) if len(arguments) > 3 else None
+        me = peer_name(run, folder)
+    return run_node(run, me, folder, sock, listen=listen)

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from torchbft.primitives import wire
-from torchbft.primitives.errors import DecodeError, HaltError
+from torchbft.primitives.errors import ConfigError, DecodeError, HaltError, StorageError
 
 MAX_HEADER_BYTES = 64 * 1024
 """Names of 64 members and a reason; everything larger is in shared memory."""
@@ -84,9 +84,21 @@ class Over(wire.Wire, frozen=True, tag="over"):
 
     status: Text
     reason: Text
+    hint: Text = ""
 
 
 Message = Hello | Submit | Evaluation | Leave | Begin | Open | Close | Over
+
+
+MAX_WORDS = 2000
+"""Characters of a reason or hint, as ``Text`` bounds them."""
+
+
+def refusal(error: BaseException) -> Over:
+    """The end of a run that could not be entered, for the trainer to raise again."""
+    kinds = {ConfigError: "refused", StorageError: "storage"}
+    status = next((name for kind, name in kinds.items() if isinstance(error, kind)), "halted")
+    return Over(status, str(error)[:MAX_WORDS], str(getattr(error, "hint", ""))[:MAX_WORDS])
 
 
 class Blob:
@@ -141,8 +153,9 @@ class Endpoint:
     def send(self, message: Message, *blobs: bytes | memoryview) -> None:
         """Send a header and its blobs; raises HaltError if the other end is gone."""
         body = wire.encode(message)
-        descriptors = [_shared(blob) for blob in blobs]
+        descriptors: list[int] = []
         try:
+            descriptors += map(_shared, blobs)
             framed = _LENGTH.pack(len(body), len(blobs)) + body
             sent = socket.send_fds(self.socket, [framed], descriptors)
             self.socket.sendall(framed[sent:])
@@ -157,12 +170,21 @@ class Endpoint:
                 os.close(descriptor)
 
     def receive(self) -> Delivery | None:
-        """Wait for one message. None at end of stream."""
+        """Wait for one message. None at end of stream; DecodeError breaks the link for good."""
         try:
             head, descriptors, _, _ = socket.recv_fds(self.socket, _LENGTH.size, MAX_BLOBS)
         except OSError:
             return None
         blobs = tuple(Blob(descriptor) for descriptor in descriptors)
+        delivery = None
+        try:
+            delivery = self._delivery(head, blobs)
+        finally:
+            for blob in blobs if delivery is None else ():
+                blob.close()
+        return delivery
+
+    def _delivery(self, head: bytes, blobs: tuple[Blob, ...]) -> Delivery | None:
         head += self._exactly(_LENGTH.size - len(head))
         if len(head) < _LENGTH.size:
             return None

@@ -7,13 +7,13 @@ it is stored; what was decoded is kept until its round is applied.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torchbft.node.storage.checkpoints import Checkpoints
 from torchbft.node.storage.payloads import PayloadStore
-from torchbft.primitives.errors import DecodeError, HaltError, MisuseError
+from torchbft.primitives.errors import DecodeError, HaltError, MisuseError, StorageError
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.runspec import RunSpec
 from torchbft.tensors.advance import Advanced, LedgerFields, advance
@@ -53,6 +53,8 @@ class ModelKeeper:
         self._updates: dict[bytes, Update] = {}
         self._before: AgreedState | None = None
         self.state: AgreedState | None = None
+        self.unusable: list[str] = []
+        """One line for each saved state that could not be read."""
 
     @property
     def ready(self) -> bool:
@@ -66,12 +68,18 @@ class ModelKeeper:
 
     def resume(self) -> bool:
         """Take up the newest usable checkpoint. False if there is none: a fresh peer."""
+        self.state = next(self._saved(), None)
+        return self.ready
+
+    def _saved(self) -> Iterator[AgreedState]:
+        """The states on the disk, newest first; what cannot be read is noted and passed over."""
         paths = [self._checkpoints.path(r) for r in reversed(self._checkpoints.rounds())]
         for path in [*paths, self._start]:
-            if path.exists():
-                self.state = AgreedState.load(path)
-                return True
-        return False
+            try:
+                if path.exists():
+                    yield AgreedState.load(path)
+            except (DecodeError, StorageError) as error:
+                self.unusable.append(str(error))
 
     def begin(self, initial: AgreedState) -> None:
         """Start from the trainer's initial state, if it is the one that the run file names."""
@@ -110,7 +118,11 @@ class ModelKeeper:
         return None
 
     def adopt(self, state: AgreedState) -> None:
-        """Go on from a state whose root the caller has checked against a signed one."""
+        """Go on from a state whose root the caller has checked against a signed one. What was
+        saved of later rounds is removed, or a restart would take it up."""
+        for later in self._checkpoints.rounds():
+            if later > state.round:
+                self._checkpoints.path(later).unlink(missing_ok=True)
         if state.root().hex() == self._run.task.start_root:
             state.save(self._start)
         else:
@@ -120,9 +132,13 @@ class ModelKeeper:
 
     def take_back(self, round_: int) -> bool:
         """Undo a round that votes voided after it was fixed; False if it was not applied here."""
-        if self.state is None or self._before is None or self.state.round != round_ + 1:
+        if self.state is None or self.state.round != round_ + 1:
             return False
-        self.adopt(self._before)
+        saved = (state for state in self._saved() if state.round <= round_)
+        before = self._before or next(saved, None)
+        if before is None:
+            return False
+        self.adopt(before)
         return True
 
     def apply(
@@ -132,12 +148,12 @@ class ModelKeeper:
         accepted: Sequence[tuple[PeerId, bytes]],
         f: int,
         ledger: LedgerFields,
-    ) -> Applied:
+    ) -> Applied | None:
         """Apply a fixed round's accepted set (member, payload root) to the state of ``from_root``;
-        every payload is held."""
+        every payload is held. None if a copy took the place of that state meanwhile."""
         before = self.current()
         if before.root() != from_root:
-            raise MisuseError(f"round {round_} does not start from this state", where="node")
+            return None
         started = time.perf_counter()
         for peer, root in accepted:
             reason = self.inspect(root)

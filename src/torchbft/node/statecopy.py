@@ -2,7 +2,8 @@
 
 Who needs a state asks holders of its signed root; a holder stores the state's bytes as a payload
 and answers with their root and length; the data plane brings them. The copy is adopted only if its
-own root is the signed one, so a lying holder costs time and nothing else.
+own root is the signed one, so a lying holder costs time and nothing else. Messages may be lost and
+holders die, so who needs a state asks all of them, and again until it has it (case C27).
 """
 
 from __future__ import annotations
@@ -35,12 +36,20 @@ class StateOffered(Wire, frozen=True, tag="state.offered"):
     length: Count
 
 
+RETRY_SECONDS = 3.0
+"""Until the next question, if no copy came: a restarted peer is connected well within this."""
+GROWTH, HEADER_SLACK = 2, 64 * 1024
+"""A copy larger than this many times the own state, and so many bytes, is no state of this model:
+only counters and the rule's history differ in size."""
+
+
 @dataclass(slots=True)
 class _Want:
-    round: int
+    round: Round
     root: bytes
-    holders: set[PeerId]
-    payloads: set[bytes]
+    holders: tuple[PeerId, ...]
+    payloads: dict[PeerId, bytes]
+    """The newest offer of each holder."""
 
 
 class StateCopies:
@@ -54,13 +63,20 @@ class StateCopies:
         self, round_: int, root: bytes, holders: Sequence[PeerId]
     ) -> list[tuple[PeerId, bytes]]:
         """Begin to look for a state; the messages to send, one per holder."""
-        self._want = _Want(round_, root, set(holders), set())
-        asked = encode(StateWanted(max(round_, 0), root))
-        return [(holder, asked) for holder in holders]
+        self._want = _Want(Round(max(round_, 0)), root, tuple(holders), {})
+        return self.ask()
+
+    def ask(self) -> list[tuple[PeerId, bytes]]:
+        """The messages to send, again after RETRY_SECONDS; empty once nothing is wanted."""
+        want = self._want
+        if want is None:
+            return []
+        asked = encode(StateWanted(want.round, want.root))
+        return [(holder, asked) for holder in want.holders]
 
     def expects(self, payload_root: bytes) -> bool:
         """Whether a stored payload is the copy that is looked for."""
-        return self._want is not None and payload_root in self._want.payloads
+        return self._want is not None and payload_root in self._want.payloads.values()
 
     def received(self, sender: PeerId, message: bytes) -> bytes | StateOffered | None:
         """Bytes to answer with, an offer to fetch, or nothing."""
@@ -71,10 +87,18 @@ class StateCopies:
         if isinstance(value, StateWanted):
             return self._answer(value)
         offered, want = cast(StateOffered, value), self._want
-        if want is None or sender not in want.holders or offered.root != want.root:
+        if want is None or sender not in want.holders:
             return None
-        want.payloads.add(offered.payload_root)
+        if (offered.round, offered.root) != (want.round, want.root):
+            return None
+        if offered.length > self._longest():
+            return None
+        want.payloads[sender] = offered.payload_root
         return offered
+
+    def _longest(self) -> int:
+        state = self._keeper.state
+        return len(state.encode()) * GROWTH + HEADER_SLACK if state is not None else 0
 
     def _answer(self, wanted: StateWanted) -> bytes | None:
         state = self._keeper.by_root(wanted.root)
@@ -84,17 +108,21 @@ class StateCopies:
         payload_root = self._store.put(data, Round(wanted.round))
         return encode(StateOffered(wanted.round, wanted.root, payload_root, len(data)))
 
-    def adopt(self, payload_root: bytes) -> bool:
-        """Take a fetched copy if its root is the signed one."""
+    def adopt(self, payload_root: bytes) -> str | None:
+        """Take a fetched copy if its root is the signed one; else says why not. A state that the
+        keeper has left behind by itself is no longer wanted."""
         want = self._want
         if want is None:
-            return False
+            return "no copy is wanted any more"
         try:
             state = AgreedState.decode(self._store.get(payload_root))
-        except (DecodeError, StorageError):
-            return False
+        except (DecodeError, StorageError) as error:
+            return error.what
         if state.root() != want.root:
-            return False
+            return "it does not have the signed root"
+        if self._want is want:
+            self._want = None
+        if self._keeper.state is not None and self._keeper.state.round > state.round:
+            return "this peer has computed a later state meanwhile"
         self._keeper.adopt(state)
-        self._want = None
-        return True
+        return None

@@ -50,6 +50,7 @@ class Seat:
     started: float = 0.0
     start_again_at: float | None = None
     backoff: float = 0.1
+    node_died: float | None = None
 
     @property
     def running(self) -> bool:
@@ -107,6 +108,7 @@ class Supervisor:
         left.close()
         right.close()
         seat.codes, seat.started, seat.start_again_at = {}, time.monotonic(), None
+        seat.node_died = None
 
     def poll(self) -> None:
         """Reap what has ended and start again what should run. Call it a few times a second."""
@@ -122,10 +124,19 @@ class Supervisor:
             if done:
                 del seat.pids[role]
                 seat.codes[role] = os.waitstatus_to_exitcode(status)
-        if seat.codes.get("trainer", EXIT_FINISHED) < 0 and "node" in seat.pids:
-            os.kill(seat.pids["node"], signal.SIGKILL)  # half a peer is started again as a whole
+                if role == "node":
+                    seat.node_died = time.monotonic()
+        self._end_half(seat)
         if not seat.pids and seat.codes and seat.start_again_at is None:
             self._consider_restart(seat)
+
+    def _end_half(self, seat: Seat) -> None:
+        """Half a peer is started again as a whole; a trainer may end by itself first."""
+        if seat.codes.get("trainer", EXIT_FINISHED) < 0 and "node" in seat.pids:
+            os.kill(seat.pids["node"], signal.SIGKILL)
+        late = seat.node_died is not None and time.monotonic() > seat.node_died + STOP_GRACE
+        if late and "trainer" in seat.pids and seat.codes["node"] < 0:
+            os.kill(seat.pids["trainer"], signal.SIGKILL)
 
     def _consider_restart(self, seat: Seat) -> None:
         final = {EXIT_FINISHED, EXIT_REFUSED, EXIT_HALTED}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchbft.node.link import Begin, Close, Delivery, Endpoint, Message, Open, Over
+from torchbft.node.link import Begin, Close, Delivery, Endpoint, Message, Open, Over, refusal
 from torchbft.primitives.errors import DecodeError, HaltError
 from torchbft.tensors.state import AgreedState
 
@@ -52,6 +52,7 @@ class TrainerPort:
         self._submitted = False
         self._next: Assigned | None = None
         self._over: Over | None = None
+        self._told_over = False
         self._gone = False
         self._begun = False
         threading.Thread(target=self._read, daemon=True, name="trainer-link").start()
@@ -76,16 +77,17 @@ class TrainerPort:
     @property
     def idle(self) -> bool:
         """Whether nothing is left to tell or to receive."""
-        return self._gone or (self._over is not None and self._working is None)
+        return self._gone or self._told_over
 
-    def begin(self, state: AgreedState) -> None:
-        """Answer the trainer's ``Hello``."""
+    def begin(self, ended: Callable[[int], Ended], state: AgreedState) -> None:
+        """Answer the trainer's ``Hello``; a round may wait for it already, as after a restart."""
         self._begun = True
         self._send(Begin(state.round), state.encode())
+        self._go_on(ended, state)
 
-    def refuse(self, status: str, reason: str) -> None:
-        """Answer ``Hello`` with the end of the run."""
-        self._send(Over(status, reason[:2000]))
+    def refuse(self, error: BaseException) -> None:
+        """Answer ``Hello`` with the reason why there is no run."""
+        self._send(refusal(error))
 
     def assign(self, assigned: Assigned, ended: Callable[[int], Ended], state: AgreedState) -> None:
         """A round to train from ``state``; closes the one before, if the trainer waits for it."""
@@ -100,16 +102,19 @@ class TrainerPort:
     def finish(
         self, status: str, reason: str, ended: Callable[[int], Ended], state: AgreedState
     ) -> None:
-        """No further round."""
+        """No further round. A trainer is told at once, in the middle of a round as well, unless
+        the run finished without it: then it is answered for its own round first."""
         self._over = Over(status, reason[:2000])
         self._next = None
+        if status != "finished" and not self._submitted:
+            self._working = None
         self._go_on(ended, state)
 
     def gone(self) -> None:
         self._gone = True
 
     def _go_on(self, ended: Callable[[int], Ended], state: AgreedState) -> None:
-        if not self.attached:
+        if not self.attached or self._told_over:
             return
         if self._working is not None and self._submitted and self._is_past(self._working):
             end = ended(self._working)
@@ -119,6 +124,7 @@ class TrainerPort:
         if self._working is not None:
             return
         if self._over is not None:
+            self._told_over = True
             self._send(self._over, state.encode())
         elif self._next is not None:
             self._open(self._next, state)

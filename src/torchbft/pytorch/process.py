@@ -20,12 +20,19 @@ from torchbft.node.link import (
     Over,
     Submit,
 )
-from torchbft.primitives.errors import HaltError, MisuseError
+from torchbft.primitives.errors import (
+    ConfigError,
+    HaltError,
+    MisuseError,
+    StorageError,
+    TorchbftError,
+)
 from torchbft.primitives.ids import PeerId
 from torchbft.pytorch.link import RoundOutcome, RoundStart, RunOver
 from torchbft.tensors.state import AgreedState
 
 _GONE = "the node of this peer has ended"
+_REFUSALS: dict[str, type[TorchbftError]] = {"refused": ConfigError, "storage": StorageError}
 
 
 class ProcessLink:
@@ -42,7 +49,8 @@ class ProcessLink:
         if delivery is None:
             raise HaltError(_GONE, where="join", hint="its last lines are in node.log")
         if isinstance(delivery.message, Over):
-            raise HaltError(delivery.message.reason, where="join")
+            refused = delivery.message
+            raise _REFUSALS.get(refused.status, HaltError)(refused.reason, hint=refused.hint)
         if not isinstance(delivery.message, Begin):
             raise _unexpected(delivery)
         self._state = _state(delivery.blobs[0], initial)
@@ -65,7 +73,8 @@ class ProcessLink:
     def submit(
         self, round: int, payload: bytes | memoryview, trace_root: bytes, local_root: bytes
     ) -> None:
-        self._endpoint.send(Submit(round, trace_root, local_root), payload)
+        with contextlib.suppress(HaltError):  # the node went first, and ``outcome`` says why
+            self._endpoint.send(Submit(round, trace_root, local_root), payload)
 
     def outcome(self, round: int) -> RoundOutcome | RunOver:
         delivery = self._receive()
@@ -85,7 +94,8 @@ class ProcessLink:
         train_loss: float | None,
         seconds: float = 0.0,
     ) -> None:
-        self._endpoint.send(Evaluation(round, loss, accuracy, train_loss, seconds))
+        with contextlib.suppress(HaltError):
+            self._endpoint.send(Evaluation(round, loss, accuracy, train_loss, seconds))
 
     def leave(self) -> None:
         if not self._left:

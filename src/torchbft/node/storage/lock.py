@@ -12,6 +12,22 @@ from torchbft.primitives.errors import StorageError
 LOCK_NAME = "lock"
 
 
+def holder_of(folder: Path) -> int | None:
+    """The process that holds a folder's lock; None if nobody does."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None
+    except BlockingIOError:
+        text = os.pread(descriptor, 32, 0).strip()
+        return int(text) if text.isdigit() else None
+    finally:
+        os.close(descriptor)
+
+
 class FolderLock:
     """Holds ``flock`` on a file in the folder until ``release`` or the end of the process.
 
