@@ -6,6 +6,7 @@ not have run anything parallel before: a forked child would wait forever for thr
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -95,6 +96,8 @@ class Supervisor:
 
     def start(self) -> None:
         """Fork every peer's processes."""
+        gc.collect()
+        gc.freeze()  # children neither walk nor, by walking, copy what all share
         for seat in self.seats.values():
             self._start(seat)
 
