@@ -99,6 +99,8 @@ def run_node(
     from torchbft.protocols.peer import PeerMachine
 
     torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # torch's objects live as long as the node: no collection has to walk them
 
     async def host(mine: Keys) -> int:
         peer = PeerHost(

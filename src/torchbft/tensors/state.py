@@ -16,6 +16,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -118,7 +119,11 @@ class AgreedState:
                     live[spec.name].copy_(values[place].view(spec.shape))
 
     def root(self) -> bytes:
-        """32 bytes that name this state: the root that validators sign."""
+        """32 bytes that name this state: the root that validators sign. Computed once."""
+        return self._root
+
+    @cached_property
+    def _root(self) -> bytes:
         counters = (self.round, self.inner_step, self.pass_index, self.cursor)
         return blake3_digest(
             "state/root",
