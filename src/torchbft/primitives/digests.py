@@ -16,7 +16,7 @@ DOMAIN_PREFIX = "torchbft/1/"
 CHUNK_BYTES = 64 * 1024
 """Unit of transfer and of a payload's hash tree: small enough to refuse a bad peer early."""
 
-_JOINED_BYTES = 2 * CHUNK_BYTES
+_JOINED_BYTES = CHUNK_BYTES
 """Up to here parts are copied into one buffer first. Hashing each where the one before it ends, off
 blake3's own blocks, takes up to three times as long."""
 
@@ -30,26 +30,26 @@ def _opening(domain: str) -> bytes:
     return len(name).to_bytes(2, "big") + name
 
 
-def _framed(domain: str, parts: tuple[Buffer, ...]) -> list[Buffer]:
+def _framed(domain: str, parts: tuple[Buffer, ...]) -> tuple[list[Buffer], int]:
+    """What is hashed, piece after piece, and the size of the parts together."""
     framed: list[Buffer] = [_opening(domain)]
+    total = 0
     for part in parts:
-        framed += (_size(part).to_bytes(8, "big"), part)
-    return framed
-
-
-def _size(part: Buffer) -> int:
-    return part.nbytes if isinstance(part, memoryview) else len(part)
+        size = part.nbytes if isinstance(part, memoryview) else len(part)
+        framed += (size.to_bytes(8, "big"), part)
+        total += size
+    return framed, total
 
 
 def sha256(domain: str, *parts: Buffer) -> bytes:
     """Digest of small things: statements, blocks, transactions. 32 bytes."""
-    return hashlib.sha256(b"".join(_framed(domain, parts))).digest()
+    return hashlib.sha256(b"".join(_framed(domain, parts)[0])).digest()
 
 
 def blake3_digest(domain: str, *parts: Buffer) -> bytes:
     """Digest of large things: tensors, chunks. 32 bytes."""
-    framed = _framed(domain, parts)
-    if sum(map(_size, framed)) <= _JOINED_BYTES:
+    framed, size = _framed(domain, parts)
+    if size <= _JOINED_BYTES:
         return blake3(b"".join(framed)).digest()
     digest = blake3()
     for piece in framed:
@@ -81,15 +81,17 @@ def payload_root(payload: Buffer) -> bytes:
     return root_of_chunks(memoryview(payload).nbytes, chunk_digests(payload))
 
 
+_DIGEST_LENGTH = DIGEST_BYTES.to_bytes(8, "big")
+
+
 def merkle_root(domain: str, leaves: list[bytes]) -> bytes:
     """Root of a binary Merkle tree over 32-byte leaves (RFC 6962 shape, leaf and node domains)."""
     if not leaves:
         return blake3_digest(domain + "/empty")
-    level = [blake3_digest(domain + "/leaf", leaf) for leaf in leaves]
+    leaf, node = (_opening(domain + kind) + _DIGEST_LENGTH for kind in ("/leaf", "/node"))
+    level = [blake3(leaf + digest).digest() for digest in leaves]
     while len(level) > 1:
-        pairs = [
-            blake3_digest(domain + "/node", level[i], level[i + 1])
-            for i in range(0, len(level) - 1, 2)
-        ]
-        level = pairs + level[len(level) - len(level) % 2 :]
+        pairs = zip(level[::2], level[1::2], strict=False)
+        above = [blake3(node + left + _DIGEST_LENGTH + right).digest() for left, right in pairs]
+        level = above + level[len(level) - len(level) % 2 :]
     return level[0]

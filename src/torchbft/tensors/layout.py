@@ -155,6 +155,10 @@ class StateLayout:
 
     def digest(self) -> bytes:
         """32 bytes that name this layout."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> bytes:
         parts = [
             "\0".join((spec.kind, spec.dtype, ",".join(map(str, spec.shape)), spec.name)).encode()
             for spec in self.tensors

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,7 +29,7 @@ from torchbft.primitives.digests import blake3_digest, merkle_root
 from torchbft.primitives.errors import DecodeError, MisuseError, StorageError
 from torchbft.tensors.aggregation import Rule
 from torchbft.tensors.layout import FlatModel, Kind, StateLayout, TensorSpec
-from torchbft.tensors.state_root import tensor_root
+from torchbft.tensors.state_root import root_of_bytes, tensor_root, tensor_view
 
 __all__ = ["AgreedState", "FlatModel", "StateLayout", "TensorSpec"]
 
@@ -137,17 +137,23 @@ class AgreedState:
 
     def _tensors_root(self) -> bytes:
         roots = [
-            tensor_root(f"{group}/{spec.name}", values[place].view(spec.shape))
+            root
             for group, kind, values in (
                 ("parameters", "parameter", self.parameters_D),
                 ("outer_momentum", "parameter", self.outer_momentum_D),
                 ("float_buffers", "float_buffer", self.float_buffers_B),
                 ("int_buffers", "int_buffer", self.int_buffers_I),
             )
-            for spec, place in self.layout.group(kind)  # type: ignore[arg-type]
+            for root in self._group_roots(group, kind, values)  # type: ignore[arg-type]
         ]
         history = [tensor_root(f"rule/{key}", self.rule_state[key]) for key in _keys(self)]
         return merkle_root("state/tensors", roots + history)
+
+    def _group_roots(self, group: str, kind: Kind, values: Tensor) -> Iterator[bytes]:
+        flat, size, dtype = tensor_view(values), values.element_size(), values.dtype
+        for spec, place in self.layout.group(kind):
+            piece = flat[place.start * size : place.stop * size]
+            yield root_of_bytes(f"{group}/{spec.name}", piece, dtype, spec.shape)
 
     def encode(self) -> bytes:
         """The state as one safetensors file. Equal states give equal bytes."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,20 +33,30 @@ def tensor_view(tensor: Tensor) -> memoryview:
 
 def tensor_root(name: str, tensor: Tensor) -> bytes:
     """Digest of one named CPU tensor of any dtype and shape, 32 bytes."""
-    dtype = str(tensor.dtype).removeprefix("torch.").encode()
-    shape = b"".join(n.to_bytes(8, "little") for n in tensor.shape)
-    pieces = [blake3_digest("state/piece", tensor_view(piece)) for piece in _pieces(tensor)]
+    return root_of_bytes(name, tensor_view(tensor), tensor.dtype, tuple(tensor.shape))
+
+
+def root_of_bytes(name: str, flat: memoryview, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """``tensor_root`` of a tensor whose bytes (``tensor_view``) are at hand."""
+    sizes = b"".join(n.to_bytes(8, "little") for n in shape)
+    pieces = [blake3_digest("state/piece", piece) for piece in _pieces(flat, dtype, shape)]
     tree = merkle_root("state/pieces", pieces)
-    return blake3_digest("state/tensor", name.encode(), dtype, shape, tree)
+    return blake3_digest("state/tensor", name.encode(), _dtype_name(dtype), sizes, tree)
 
 
-def _pieces(tensor: Tensor) -> Iterator[Tensor]:
-    if tensor.dim() == 2:
-        for row in range(0, tensor.shape[0], TILE):
-            for column in range(0, tensor.shape[1], TILE):
-                yield tensor[row : row + TILE, column : column + TILE]
+@cache
+def _dtype_name(dtype: torch.dtype) -> bytes:
+    return str(dtype).removeprefix("torch.").encode()
+
+
+def _pieces(
+    flat: memoryview, dtype: torch.dtype, shape: tuple[int, ...]
+) -> Iterator[bytes | memoryview]:
+    if len(shape) != 2:
+        yield from (flat[start : start + CHUNK_BYTES] for start in range(0, len(flat), CHUNK_BYTES))
         return
-    flat = tensor.contiguous().reshape(-1)
-    step = CHUNK_BYTES // flat.element_size()
-    for start in range(0, len(flat), step):
-        yield flat[start : start + step]
+    width, tile = shape[1] * dtype.itemsize, TILE * dtype.itemsize
+    matrix = np.frombuffer(flat, np.uint8).reshape(shape[0], width)
+    for row in range(0, shape[0], TILE):
+        for start in range(0, width, tile):
+            yield matrix[row : row + TILE, start : start + tile].tobytes()

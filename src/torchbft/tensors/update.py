@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from torchbft.tensors.exact import all_finite
 from torchbft.tensors.layout import StateLayout
 from torchbft.tensors.state import AgreedState
 
@@ -52,14 +53,17 @@ def check(update: Update, layout: StateLayout) -> str | None:
     reason = _form_fault(update, layout)
     if reason is not None:
         return reason
-    if not bool(torch.isfinite(update.parameters_D).all()):
+    if not all_finite(update.parameters_D):
         return NON_FINITE_PARAMETERS
-    if not bool(torch.isfinite(update.float_buffers_B).all()):
+    if not all_finite(update.float_buffers_B):
         return NON_FINITE_BUFFERS
-    if bool((update.float_buffers_B[layout.moments[1]] < 0).any()):
+    variance_V = layout.moments[1]
+    if len(variance_V) and bool((update.float_buffers_B[variance_V] < 0).any()):
         return NEGATIVE_VARIANCE
     low_I, high_I = layout.integer_limits
-    if bool(((update.int_buffers_I < low_I) | (update.int_buffers_I > high_I)).any()):
+    if len(low_I) and bool(
+        ((update.int_buffers_I < low_I) | (update.int_buffers_I > high_I)).any()
+    ):
         return INTEGER_RANGE
     return None
 

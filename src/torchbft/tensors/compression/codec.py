@@ -129,7 +129,9 @@ class Codec:
             raise DecodeError(f"not canonical: {fault}")
 
     def _dense(self, codes: Codes, size: int) -> Tensor:
-        return self.quantiser.values(codes).reshape(-1)[:size].clone()
+        """The values of codes that nobody else holds; a copy only where a row was filled up."""
+        flat = self.quantiser.values(codes).reshape(-1)
+        return flat if len(flat) == size else flat[:size].clone()
 
     def _width(self, size: int) -> int:
         return self.quantiser.row_width or max(size, 1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,10 +132,12 @@ class Int8Blocks:
         return codes.codes_RW.to(torch.float32) * scale_R[:, None]
 
     def fault(self, codes: Codes) -> str | None:
-        if bool((codes.codes_RW == -128).any()):
+        codes_RW, scales_R = codes.codes_RW.numpy(), codes.scales_R.numpy()
+        least_R = codes_RW.min(axis=1, initial=0)
+        if (least_R == -128).any():
             return "an int8 code of -128"
-        largest_R = codes.codes_RW.abs().amax(dim=1)
-        if bool(((largest_R < 64) & (codes.scales_R > 0) & (codes.scales_R != 255)).any()):
+        largest_R = np.maximum(codes_RW.max(axis=1, initial=0), -least_R)
+        if ((largest_R < 64) & (scales_R > 0) & (scales_R != 255)).any():
             return "an int8 scale larger than its block needs"
         return None
 

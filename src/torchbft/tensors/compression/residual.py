@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchbft.tensors.exact import row_norms
+from torchbft.tensors.exact import all_finite, row_norms
 from torchbft.tensors.layout import StateLayout
 
 
@@ -46,13 +46,13 @@ class PendingResidual:
             kept_D = total_D - self.sent_D
         else:
             kept_D = _clipped(total_D, max(_norm(self.before_D), _norm(self.update_D)))
-        if not bool(torch.isfinite(kept_D).all()):
+        if not all_finite(kept_D):
             return Residual(torch.zeros_like(kept_D))
         return Residual(kept_D)
 
 
 def _norm(values_D: Tensor) -> float:
-    if not bool(torch.isfinite(values_D).all()):
+    if not all_finite(values_D):
         return float("nan")
     return float(row_norms(values_D[None])[0])
 

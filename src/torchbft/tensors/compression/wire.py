@@ -35,7 +35,7 @@ from torch import Tensor
 
 from torchbft.primitives.errors import DecodeError
 from torchbft.tensors.compression.quantiser import Codes, Quantiser
-from torchbft.tensors.compression.selector import ChunkTopK
+from torchbft.tensors.compression.selector import ChunkTopK, padded
 from torchbft.tensors.layout import StateLayout
 from torchbft.tensors.state_root import tensor_view
 from torchbft.tensors.update import Update
@@ -140,10 +140,9 @@ def read_dense(section: memoryview, quantiser: Quantiser, size: int) -> Codes:
     rows = -(-size // width)
     reader = Reader(section)
     scales_R = reader.take(rows if quantiser.row_width else 0, torch.uint8)
-    codes_RW = torch.zeros(rows * width, dtype=quantiser.code_dtype)
-    codes_RW[:size] = reader.take(size, quantiser.code_dtype)
+    codes_D = reader.take(size, quantiser.code_dtype)
     reader.end()
-    return Codes(codes_RW.view(rows, width), scales_R)
+    return Codes(padded(codes_D, width), scales_R)
 
 
 def write_sparse(codes: Codes, indices_RW: Tensor, travelling_RW: Tensor) -> bytes:

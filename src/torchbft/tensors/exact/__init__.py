@@ -1,6 +1,13 @@
 """Arithmetic whose result has one value, whatever the thread count, vector width or BLAS."""
 
-from torchbft.tensors.exact.scaling import BLOCK_COLUMNS, MAX_MAGNITUDE, exponent, pow2, quantise
+from torchbft.tensors.exact.scaling import (
+    BLOCK_COLUMNS,
+    MAX_MAGNITUDE,
+    all_finite,
+    exponent,
+    pow2,
+    quantise,
+)
 from torchbft.tensors.exact.sums import (
     WORK_COLUMNS,
     Mixer,
@@ -19,6 +26,7 @@ __all__ = [
     "MAX_MAGNITUDE",
     "WORK_COLUMNS",
     "Mixer",
+    "all_finite",
     "exponent",
     "gram",
     "gram_of_block_",

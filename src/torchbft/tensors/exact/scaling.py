@@ -10,6 +10,7 @@ Shapes: N rows, B columns of one block.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +28,13 @@ normal. Smaller values (none exist in float32) round to zero."""
 _MANTISSA_BITS = 52
 _EXPONENT_BIAS = 1023
 _EXPONENT_MASK = 0x7FF
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether a tensor of any float dtype holds neither NaN nor infinity."""
+    if values.device.type == "cpu" and values.dtype != torch.bfloat16:
+        return bool(np.isfinite(values.detach().numpy()).all())  # torch's takes 30 times as long
+    return bool(torch.isfinite(values).all())
 
 
 def exponent(x: Tensor) -> Tensor:
