@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 digits = get_task("digits")
 train_set, test_set = digits.train_set, digits.test_set
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=400)
 
 run, link = (sys.argv[1], None) if len(sys.argv) > 1 else (local_run(training={"rounds": 10}), None)

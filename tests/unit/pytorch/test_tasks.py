@@ -67,7 +67,7 @@ def test_an_untrained_model_guesses(digits: Digits) -> None:
 
 
 def learns(task: FashionMNIST | KingJamesBible, rounds: int) -> bool:
-    training = {"rounds": rounds, "inner_steps": 6, "batch_size": 32}
+    training = {"rounds": rounds, "inner_steps": 4, "batch_size": 32}
     result = simulate(task, local_run(1, training=training))
     return result.losses[-1] < result.losses[0]
 
@@ -78,6 +78,7 @@ def test_fashion_mnist_learns_with_the_benchmarked_size() -> None:
     assert len(task.train_set) == 60_000
     assert task.train_set.tensors[0].dtype == torch.uint8
     assert sum(p.numel() for p in task.build_model().parameters()) == 37_969
+    task.test_set = TensorDataset(*(column[:500] for column in task.test_set.tensors))
     assert learns(task, rounds=3)
 
 
