@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -84,7 +85,7 @@ class Over(wire.Wire, frozen=True, tag="over"):
 
     status: Text
     reason: Text
-    hint: Text = ""
+    hint: Text
 
 
 Message = Hello | Submit | Evaluation | Leave | Begin | Open | Close | Over
@@ -102,12 +103,15 @@ def refusal(error: BaseException) -> Over:
 
 
 class Blob:
-    """A read-only view of shared memory; ``close`` when done with it."""
+    """A read-only view of shared memory; ``close`` when done with it. Takes the descriptor over;
+    raises OSError if it is none of a memory or a file."""
 
     def __init__(self, descriptor: int) -> None:
-        size = os.fstat(descriptor).st_size
-        self._map = mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else None
-        os.close(descriptor)
+        try:
+            size = os.fstat(descriptor).st_size
+            self._map = mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else None
+        finally:
+            os.close(descriptor)
         self.view = memoryview(self._map) if self._map is not None else memoryview(b"")
 
     def close(self) -> None:
@@ -144,6 +148,19 @@ def _shared(data: bytes | memoryview) -> int:
     return descriptor
 
 
+def _mapped(descriptors: Sequence[int]) -> tuple[Blob, ...]:
+    blobs: list[Blob] = []
+    try:
+        blobs += map(Blob, descriptors)
+    except OSError:
+        for blob in blobs:
+            blob.close()
+        for descriptor in descriptors[len(blobs) + 1 :]:
+            os.close(descriptor)
+        raise DecodeError("what came with it is no memory", where="trainer link") from None
+    return tuple(blobs)
+
+
 class Endpoint:
     """One end of the link, blocking. ``receive`` returns None once the other end is gone."""
 
@@ -175,7 +192,7 @@ class Endpoint:
             head, descriptors, _, _ = socket.recv_fds(self.socket, _LENGTH.size, MAX_BLOBS)
         except OSError:
             return None
-        blobs = tuple(Blob(descriptor) for descriptor in descriptors)
+        blobs = _mapped(descriptors)
         delivery = None
         try:
             delivery = self._delivery(head, blobs)

@@ -14,7 +14,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from torchbft.node.link import Begin, Close, Delivery, Endpoint, Message, Open, Over, refusal
+from torchbft.node.link import (
+    MAX_WORDS,
+    Begin,
+    Close,
+    Delivery,
+    Endpoint,
+    Message,
+    Open,
+    Over,
+    refusal,
+)
 from torchbft.primitives.errors import DecodeError, HaltError
 from torchbft.tensors.state import AgreedState
 
@@ -104,7 +114,7 @@ class TrainerPort:
     ) -> None:
         """No further round. A trainer is told at once, in the middle of a round as well, unless
         the run finished without it: then it is answered for its own round first."""
-        self._over = Over(status, reason[:2000])
+        self._over = Over(status, reason[:MAX_WORDS], "")
         self._next = None
         if status != "finished" and not self._submitted:
             self._working = None
@@ -118,7 +128,7 @@ class TrainerPort:
             return
         if self._working is not None and self._submitted and self._is_past(self._working):
             end = ended(self._working)
-            closed = Close(self._working, end.accepted, end.void, end.reason[:2000])
+            closed = Close(self._working, end.accepted, end.void, end.reason[:MAX_WORDS])
             self._send(closed, state.encode())
             self._working, self._submitted = None, False
         if self._working is not None:
