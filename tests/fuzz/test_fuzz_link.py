@@ -16,7 +16,7 @@ from torchbft.node.link import MAX_BLOBS, MAX_HEADER_BYTES, Delivery, Hello, Sub
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.wire import encode
 
-BODIES = [encode(Hello(bytes(32))), encode(Submit(0, bytes(32), bytes(32)))]
+BODIES = [encode(Hello(bytes(32))), encode(Submit(0, bytes(32), bytes(32), 0.5))]
 WORDS = st.integers(0, 2**32 - 1)
 LIMIT = 20.0
 

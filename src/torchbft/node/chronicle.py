@@ -34,10 +34,11 @@ ROUNDS_KEPT = 4
 """Open accounts of rounds: the last, the current and the next, and a spare."""
 
 MARKS = ("start", "trained", "heard", "commit", "reveal", "decide", "fetch", "aggregate", "root")
-"""Moments of a round in order. The phase named like a moment ends there; ``train`` runs from start
-to trained less evaluation, ``wait`` from there until the last counted commitment was heard: time
-that any synchronous training waits for its slowest member, and no part of agreement."""
-AGREEMENT = ("commit", "reveal", "decide", "fetch", "aggregate", "root")
+"""Moments of a round in order. The phase named like a moment ends there; before ``trained`` lie
+``train`` (the trainer's own measure of its inner steps) and ``encode`` (the rest: state handed
+over, payload encoded and stored). ``wait`` ends when the last counted commitment was heard: any
+synchronous training waits for its slowest member, so it is no part of agreement."""
+AGREEMENT = ("encode", "commit", "reveal", "decide", "fetch", "aggregate", "root")
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class _Account:
 
     marks: dict[str, float] = field(default_factory=dict)
     evaluation: float = 0.0
+    training: float = 0.0
     blocks: int = 0
     payload_bytes: int = 0
     accepted: tuple[str, ...] = ()
@@ -56,15 +58,17 @@ class _Account:
     def phases(self) -> dict[str, float]:
         """Seconds per phase; a moment that never came takes no time."""
         spans: dict[str, float] = {}
-        names = {"trained": "train", "heard": "wait"}
+        names = {"trained": "encode", "heard": "wait"}
         before = self.marks.get("start")
         for mark in MARKS[1:]:
             at = self.marks.get(mark)
             if at is not None and before is not None:
                 spans[names.get(mark, mark)] = max(at - before, 0.0)
                 before = max(at, before)
-        if "train" in spans:
-            spans["train"] = max(spans["train"] - self.evaluation, 0.0)
+        if "encode" in spans:
+            here = max(spans["encode"] - self.evaluation, 0.0)
+            spans["train"] = min(self.training, here)
+            spans["encode"] = here - spans["train"]
         return spans
 
 
@@ -107,8 +111,10 @@ class Chronicle:
         if moment == "trained":
             account.evaluation, self._evaluation = self._evaluation, 0.0
 
-    def contributed(self, round_: int, payload_bytes: int) -> None:
-        self._account(round_).payload_bytes = payload_bytes
+    def contributed(self, round_: int, payload_bytes: int, training: float) -> None:
+        """The trainer handed over a payload after so many seconds of inner steps."""
+        account = self._account(round_)
+        account.payload_bytes, account.training = payload_bytes, training
 
     def evaluated(
         self,

@@ -373,7 +373,7 @@ class PeerHost:
 
         def stored(root: bytes) -> None:
             self._chronicle.mark(round_, "trained", self._loop.time())
-            self._chronicle.contributed(round_, len(payload))
+            self._chronicle.contributed(round_, len(payload), message.seconds)
             port.submitted(round_, self._ended, self._keeper.current())
             self.feed(rounds.Trained(round_, len(payload), root, message.trace_root))
 

@@ -41,6 +41,7 @@ class Submit(wire.Wire, frozen=True, tag="submit"):
     round: wire.Count
     trace_root: wire.Bytes32
     local_root: wire.Bytes32
+    seconds: float
 
 
 class Evaluation(wire.Wire, frozen=True, tag="evaluation"):

@@ -47,7 +47,7 @@ class BlockFinalized(Record, frozen=True, tag="block"):
 
 
 class Phase(Record, frozen=True, tag="phase"):
-    """``name`` is one of train, commit, reveal, decide, fetch, aggregate, root."""
+    """``name`` is one of train, wait, encode, commit, reveal, decide, fetch, aggregate, root."""
 
     round: int
     name: str

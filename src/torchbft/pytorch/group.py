@@ -60,10 +60,15 @@ class GroupLink:
         return self._told(self._link.next_round() if self._link else None)  # type: ignore[return-value]
 
     def submit(
-        self, round: int, payload: bytes | memoryview, trace_root: bytes, local_root: bytes
+        self,
+        round: int,
+        payload: bytes | memoryview,
+        trace_root: bytes,
+        local_root: bytes,
+        seconds: float = 0.0,
     ) -> None:
         if self._link:
-            self._link.submit(round, payload, trace_root, local_root)
+            self._link.submit(round, payload, trace_root, local_root, seconds)
 
     def outcome(self, round: int) -> RoundOutcome | RunOver:
         return self._told(self._link.outcome(round) if self._link else None)  # type: ignore[return-value]

@@ -62,9 +62,15 @@ class NodeLink(Protocol):
         ...
 
     def submit(
-        self, round: int, payload: bytes | memoryview, trace_root: bytes, local_root: bytes
+        self,
+        round: int,
+        payload: bytes | memoryview,
+        trace_root: bytes,
+        local_root: bytes,
+        seconds: float = 0.0,
     ) -> None:
-        """Hand over the contribution of a round: its bytes and two roots of 32 bytes."""
+        """Hand over the contribution of a round: its bytes, two roots of 32 bytes, and the
+        seconds that its inner steps took."""
         ...
 
     def outcome(self, round: int) -> RoundOutcome | RunOver:

@@ -71,10 +71,15 @@ class ProcessLink:
         return RoundStart(opened.round, positions, self._state, peers)
 
     def submit(
-        self, round: int, payload: bytes | memoryview, trace_root: bytes, local_root: bytes
+        self,
+        round: int,
+        payload: bytes | memoryview,
+        trace_root: bytes,
+        local_root: bytes,
+        seconds: float = 0.0,
     ) -> None:
         with contextlib.suppress(HaltError):  # the node went first, and ``outcome`` says why
-            self._endpoint.send(Submit(round, trace_root, local_root), payload)
+            self._endpoint.send(Submit(round, trace_root, local_root, seconds), payload)
 
     def outcome(self, round: int) -> RoundOutcome | RunOver:
         delivery = self._receive()

@@ -148,10 +148,11 @@ class Swarm:
     def _rounds(self, feed: Feed) -> Iterator[Batch]:
         try:
             while (start := self._begin()) is not None:
+                began = time.perf_counter()
                 for batch in feed.batches(self._positions(start, feed)):
                     yield self._seen(batch)
                     self._work.batch_done()
-                self._exchange(start.round)
+                self._exchange(start.round, time.perf_counter() - began)
         finally:
             self.leave()
 
@@ -179,10 +180,10 @@ class Swarm:
             return self._hook.batch(*batch)
         return batch
 
-    def _exchange(self, round: int) -> None:
+    def _exchange(self, round: int, seconds: float) -> None:
         if self._work.batches:
             made = self._work.finish()
-            self._link.submit(round, made.payload, made.trace_root, made.local_root)
+            self._link.submit(round, made.payload, made.trace_root, made.local_root, seconds)
         outcome = self._link.outcome(round)
         if isinstance(outcome, RunOver):
             self._end(outcome)

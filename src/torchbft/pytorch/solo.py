@@ -228,7 +228,12 @@ class LocalNode:
             return self._swarm.opened(self.peer)
 
     def submit(
-        self, round: int, payload: bytes | memoryview, trace_root: bytes, local_root: bytes
+        self,
+        round: int,
+        payload: bytes | memoryview,
+        trace_root: bytes,
+        local_root: bytes,
+        seconds: float = 0.0,
     ) -> None:
         with self._swarm.changed:
             self._swarm.payloads[round, self.peer] = bytes(payload)

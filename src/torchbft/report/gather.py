@@ -32,7 +32,7 @@ from torchbft.primitives.trace import (
     TraceRecord,
 )
 
-PHASES = ("train", "wait", "commit", "reveal", "decide", "fetch", "aggregate", "root")
+PHASES = ("train", "wait", "encode", "commit", "reveal", "decide", "fetch", "aggregate", "root")
 """In the order of a round. ``wait`` is for the slowest member to finish training, as in any
 synchronous training; what comes after it is what agreement adds."""
 AGREEMENT = PHASES[2:]

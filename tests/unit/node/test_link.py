@@ -41,7 +41,7 @@ LIMIT = 20.0
 ROOT = bytes(range(32))
 MESSAGES = (
     (Hello(ROOT), (b"state",)),
-    (Submit(3, ROOT, ROOT), (b"payload",)),
+    (Submit(3, ROOT, ROOT, 0.5), (b"payload",)),
     (Evaluation(3, 0.5, None, 0.25, 0.1), ()),
     (Leave(), ()),
     (Begin(0), (b"state",)),
@@ -100,7 +100,7 @@ def test_taking_a_blob_that_did_not_come_is_a_decode_error(
     pair: tuple[Endpoint, Endpoint],
 ) -> None:
     left, right = pair
-    left.send(Submit(0, ROOT, ROOT))
+    left.send(Submit(0, ROOT, ROOT, 0.5))
     delivery = right.receive()
     assert delivery is not None
     with pytest.raises(DecodeError, match="lacks its shared memory"):

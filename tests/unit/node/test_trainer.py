@@ -205,7 +205,7 @@ def test_sending_to_a_trainer_that_died_unnoticed_marks_it_gone(wired: Wired) ->
 
 
 def test_what_the_trainer_says_comes_to_the_event_loop_in_order(wired: Wired) -> None:
-    said = [Hello(ROOT), Submit(0, ROOT, ROOT), Evaluation(0, 1.0, None, 0.5, 0.1), Leave()]
+    said = [Hello(ROOT), Submit(0, ROOT, ROOT, 0.5), Evaluation(0, 1.0, None, 0.5, 0.1), Leave()]
     wired.trainer.send(said[0], b"state")
     wired.trainer.send(said[1], b"payload")
     wired.trainer.send(said[2])
