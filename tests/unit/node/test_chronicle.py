@@ -83,11 +83,11 @@ def test_the_phases_of_a_round_add_up_and_evaluation_is_no_part_of_training(
     lived(chronicle)
     phases = {r.name: r.seconds for r in records(tmp_path, trace.Phase)}
     assert phases == {
-        "train": 0.75, "wait": 1.0, "commit": 1.0, "reveal": 1.0, "decide": 1.0, "fetch": 1.0,
+        "train": 0.5, "encode": 0.25, "wait": 1.0, "commit": 1.0, "reveal": 1.0, "decide": 1.0, "fetch": 1.0,
         "aggregate": 1.0, "root": 1.0,
     }  # fmt: skip
     (ended,) = records(tmp_path, trace.RoundEnded)
-    assert (ended.train_seconds, ended.consensus_seconds) == (0.75, 6.0)
+    assert (ended.train_seconds, ended.consensus_seconds) == (0.5, 6.25)
     assert (ended.blocks, ended.payload_bytes, ended.root) == (3, 4096, "11" * 32)
     assert ended.accepted == ("peer-a", "peer-b")
     assert ended.weights == {"peer-a": 0.75, "peer-b": 0.25}
@@ -103,7 +103,7 @@ def test_moments_that_never_came_or_came_in_another_order_cost_no_negative_time(
     chronicle.mark(0, "start", 1.0)  # only the first time counts
     chronicle.round_ended(0, 10.0, void="too few")
     phases = {r.name: r.seconds for r in records(tmp_path, trace.Phase)}
-    assert phases == {"train": 4.0, "wait": 0.0, "commit": 0.0, "reveal": 0.0}
+    assert phases == {"train": 0.0, "encode": 4.0, "wait": 0.0, "commit": 0.0, "reveal": 0.0}
 
 
 def test_a_void_round_accepts_nobody_and_names_its_reason(
