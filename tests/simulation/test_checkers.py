@@ -2,19 +2,18 @@
 
 from msgspec.structs import replace
 
-from torchbft.primitives.abci import FinalizeResult
-from torchbft.primitives.ids import Height, PeerId, View
+from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.certificates import double_vote
-from torchbft.protocols.ledger.messages import Blocks, Kind, block_digest
-from torchbft.protocols.ledger.state import Accuse, Finalized
+from torchbft.protocols.ledger.messages import Blocks, FinalizedBlock, Kind, block_digest
+from torchbft.protocols.ledger.state import Accuse
 from torchbft.sim.checkers import (
     CertificatesAreValid,
     HeightsInOrder,
     HonestAreNotAccused,
+    OneApplicationState,
     OneBlockPerHeight,
     OneVotePerSlot,
-    SameApplicationHash,
     decoded,
 )
 from torchbft.sim.puppets import Puppets
@@ -23,31 +22,30 @@ TABLE = Puppets()
 A, B = PeerId("p1"), PeerId("p2")
 
 
-def finalized(tx: bytes = b"1", height: int = 1, app_hash: bytes = b"h" * 32) -> Finalized:
-    block = replace(TABLE.block(tx), height=Height(height))
-    return Finalized(Height(height), View(0), block, FinalizeResult((), app_hash), 0.0)
+def final(tx: bytes = b"1", height: int = 1) -> FinalizedBlock:
+    return TABLE.finalized(replace(TABLE.block(tx), height=Height(height)))
 
 
 def test_two_blocks_at_one_height() -> None:
     checker = OneBlockPerHeight()
-    checker.on_effect(A, finalized(b"1"))
-    checker.on_effect(B, finalized(b"1"))
-    checker.on_effect(A, finalized(b"2", height=2))
+    checker.on_block(A, final(b"1"))
+    checker.on_block(B, final(b"1"))
+    checker.on_block(A, final(b"2", height=2))
     assert checker.violations == []
-    checker.on_effect(B, finalized(b"3", height=2))
+    checker.on_block(B, final(b"3", height=2))
     assert checker.violations == ["p2 finalized another block at height 2"]
 
 
 def test_heights_out_of_order() -> None:
     checker = HeightsInOrder()
     for height in (1, 2):
-        checker.on_effect(A, finalized(height=height))
+        checker.on_block(A, final(height=height))
     checker.on_start(A)
     for height in (3, 4):
-        checker.on_effect(A, finalized(height=height))
+        checker.on_block(A, final(height=height))
     assert checker.violations == []
-    checker.on_effect(A, finalized(height=4))
-    checker.on_effect(A, finalized(height=6))
+    checker.on_block(A, final(height=4))
+    checker.on_block(A, final(height=6))
     assert checker.violations == ["p1 finalized 4 after 4", "p1 finalized 6 after 4"]
 
 
@@ -95,11 +93,11 @@ def test_a_certificate_without_a_quorum() -> None:
 
 
 def test_states_that_differ() -> None:
-    checker = SameApplicationHash()
-    checker.on_effect(A, finalized())
-    checker.on_effect(B, finalized())
+    checker = OneApplicationState()
+    checker.on_state(A, Height(1), b"h" * 32)
+    checker.on_state(B, Height(1), b"h" * 32)
     assert checker.violations == []
-    checker.on_effect(B, finalized(app_hash=b"x" * 32))
+    checker.on_state(B, Height(1), b"x" * 32)
     assert checker.violations == ["p2 has another state after height 1"]
 
 

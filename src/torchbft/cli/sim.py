@@ -28,12 +28,12 @@ def sim(
     jobs: Annotated[int, typer.Option(help="Processes; 0: one per core.", min=0)] = 0,
     as_json: Json = False,
 ) -> None:
-    """Run the protocol on simulated networks with crashes and adversaries.
+    """Run whole rounds on simulated networks with crashes and liars.
 
-    Each seed draws a network, faults and liars; first nothing wrong may be finalized, then the
-    network heals and the honest core must go on. The same seed gives the same trace hash. A
-    single number is a count (seeds 0 to N-1); --seeds 7-7 runs seed 7 alone. Ends with 1 if any
-    seed violates safety or liveness.
+    Each seed draws a network, faults and liars; first nothing wrong may happen, then the network
+    heals and an honest core must sign further rounds. The same seed gives the same trace hash. A
+    single number is a count (seeds 0 to N-1); --seeds 7-7 runs seed 7 alone and shows what it drew.
+    Ends with 1 if any seed violates safety or liveness.
 
     Example: torchbft sim --seeds 200 --peers 7 --byzantine 2 --json
     """
@@ -41,11 +41,15 @@ def sim(
     data = summary(results, peers, byzantine)
     for failure in data["failures"][:MAX_SHOWN]:
         say(f"seed {failure['seed']}: {'; '.join(failure['what'])}")
+        say(f"drawn: {failure['drawn']}")
         say(f"hint: torchbft sim --seeds {failure['seed']}-{failure['seed']} --peers {peers}"
             f" --byzantine {byzantine}")  # fmt: skip
+    if len(results) == 1 and not data["failures"]:
+        say(f"drawn: {results[0].parameters.line()}")
     text = (
         f"{data['seeds']} seeds: {data['safety_violations']} safety violations,"
-        f" {data['liveness_failures']} liveness failures; trace {data['trace_hash'][:16]}…"
+        f" {data['liveness_failures']} liveness failures; {data['rounds_signed']} rounds signed,"
+        f" {data['rounds_void']} void; trace {data['trace_hash'][:16]}…"
     )
     emit(data, as_json=as_json, text=text)
     if data["failures"]:
@@ -82,7 +86,11 @@ def summary(results: Sequence[SimResult], peers: int, byzantine: int) -> dict[st
     from torchbft.primitives.digests import sha256
 
     failures = [
-        {"seed": r.seed, "what": [*r.safety_violations, *r.liveness_failures]}
+        {
+            "seed": r.seed,
+            "what": [*r.safety_violations, *r.liveness_failures],
+            "drawn": r.parameters.line(),
+        }
         for r in results
         if r.safety_violations or r.liveness_failures
     ]
@@ -93,6 +101,9 @@ def summary(results: Sequence[SimResult], peers: int, byzantine: int) -> dict[st
         "safety_violations": sum(len(r.safety_violations) for r in results),
         "liveness_failures": sum(len(r.liveness_failures) for r in results),
         "trace_hash": sha256("sim/traces", *(r.trace_hash.encode() for r in results)).hex(),
+        "rounds_signed": sum(r.signed for r in results),
+        "rounds_void": sum(r.void for r in results),
+        "runs_halted": sum(r.halted for r in results),
         "messages": sum(r.messages for r in results),
         "virtual_seconds": sum(r.seconds for r in results),
         "failures": failures,

@@ -56,6 +56,8 @@ class Seat:
     honest: Callable[[bytes | None], LedgerMachine]
     """A machine with this seat's key and nothing on its disk; its application leaves out of
     proposals the transactions that begin with the argument."""
+    filling: Callable[[View], Sequence[bytes]] = lambda view: (b"z/%d" % view,)
+    """Transactions of a block that only this adversary proposes."""
 
 
 def handled(machine: LedgerMachine, event: Any, now: float) -> list[Effect]:
@@ -155,7 +157,7 @@ class LockBreaker(Adversary):
         if not isinstance(message, Proposal) or message.justification is None:
             return [effect]
         seat, vote = self.seat, message.vote
-        block = self.machine.tip.block(seat.run_id, seat.me, [b"z/%d" % vote.view])
+        block = self.machine.tip.block(seat.run_id, seat.me, list(seat.filling(vote.view)))
         own = self.vote(Kind.PROPOSE, vote.height, vote.view, block_digest(block))
         return [Broadcast(encode(Proposal(own, block, message.justification)))]
 

@@ -1,7 +1,8 @@
 """What must hold in every run, one property each, checked outside the code under test.
 
 A checker sees what honest peers send and finalize. It keeps its own reading of the rules (quorum,
-contradiction) and shares only the wire format and the signature check with the ledger.
+contradiction) and shares only the wire format and the signature check with the ledger. Those of
+rounds are in ``round_checkers.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from torchbft.protocols.ledger.messages import (
     decode_message,
     vote_is_signed,
 )
-from torchbft.protocols.ledger.state import Accuse, Finalized
+from torchbft.protocols.ledger.state import Accuse
+from torchbft.protocols.round.messages import Parsed
 
 
 class Checker:
@@ -43,6 +45,18 @@ class Checker:
     def on_start(self, peer: PeerId) -> None:
         """An honest peer starts or restarts."""
 
+    def on_block(self, peer: PeerId, finalized: FinalizedBlock) -> None:
+        """An honest peer wrote down a block as final."""
+
+    def on_statement(self, peer: PeerId, statement: Parsed) -> None:
+        """An honest peer wrote down a statement of a round, its own or one that it passes on."""
+
+    def on_state(self, peer: PeerId, height: Height, digest: bytes) -> None:
+        """An honest peer's application stands so after a height."""
+
+    def on_receive(self, peer: PeerId, message: object) -> None:
+        """A decoded message is about to reach an honest peer."""
+
 
 class OneBlockPerHeight(Checker):
     """No two honest peers finalize different blocks at one height."""
@@ -51,11 +65,11 @@ class OneBlockPerHeight(Checker):
         super().__init__()
         self.blocks: dict[Height, bytes] = {}
 
-    def on_effect(self, peer: PeerId, effect: Effect) -> None:
-        if isinstance(effect, Finalized):
-            digest = sha256("checker/block", encode(effect.block))
-            if self.blocks.setdefault(effect.height, digest) != digest:
-                self.violations.append(f"{peer} finalized another block at height {effect.height}")
+    def on_block(self, peer: PeerId, finalized: FinalizedBlock) -> None:
+        height = finalized.block.height
+        digest = sha256("checker/block", encode(finalized.block))
+        if self.blocks.setdefault(height, digest) != digest:
+            self.violations.append(f"{peer} finalized another block at height {height}")
 
 
 class HeightsInOrder(Checker):
@@ -68,12 +82,11 @@ class HeightsInOrder(Checker):
     def on_start(self, peer: PeerId) -> None:
         self._last.pop(peer, None)
 
-    def on_effect(self, peer: PeerId, effect: Effect) -> None:
-        if isinstance(effect, Finalized):
-            last = self._last.get(peer)
-            if last is not None and effect.height != last + 1:
-                self.violations.append(f"{peer} finalized {effect.height} after {last}")
-            self._last[peer] = effect.height
+    def on_block(self, peer: PeerId, finalized: FinalizedBlock) -> None:
+        last, height = self._last.get(peer), finalized.block.height
+        if last is not None and height != last + 1:
+            self.violations.append(f"{peer} finalized {height} after {last}")
+        self._last[peer] = height
 
 
 class OneVotePerSlot(Checker):
@@ -134,18 +147,16 @@ class CertificatesAreValid(Checker):
             self.violations.append(f"{peer} holds a bad certificate at height {height}")
 
 
-class SameApplicationHash(Checker):
-    """After one height all honest applications have one hash."""
+class OneApplicationState(Checker):
+    """After one height all honest applications are in one state."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._hashes: dict[Height, bytes] = {}
+        self._digests: dict[Height, bytes] = {}
 
-    def on_effect(self, peer: PeerId, effect: Effect) -> None:
-        if isinstance(effect, Finalized):
-            app_hash = effect.result.app_hash
-            if self._hashes.setdefault(effect.height, app_hash) != app_hash:
-                self.violations.append(f"{peer} has another state after height {effect.height}")
+    def on_state(self, peer: PeerId, height: Height, digest: bytes) -> None:
+        if self._digests.setdefault(height, digest) != digest:
+            self.violations.append(f"{peer} has another state after height {height}")
 
 
 class HonestAreNotAccused(Checker):

@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Protocol
 
 from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
-from torchbft.primitives.errors import MisuseError
+from torchbft.primitives.errors import HaltError, MisuseError
 from torchbft.primitives.ids import PeerId
 from torchbft.sim.clock import Clock
 from torchbft.sim.disk import Disk
@@ -43,6 +44,20 @@ OnEffect = Callable[[PeerId, Effect, float], Iterable[tuple[float, object]]]
 
 OnMessage = Callable[[PeerId, bytes], None]
 """Sees every message when it is sent."""
+
+
+class Watcher:
+    """Sees what happens to peers beside effects and messages; does nothing by itself."""
+
+    def on_record(self, peer: PeerId, log: str, record: bytes) -> None:
+        """A peer wrote a record; it may still be lost."""
+
+    def on_receive(self, peer: PeerId, event: Received) -> None:
+        """A message reached a peer that is up; its machine has not seen it yet."""
+
+    def on_halt(self, peer: PeerId, error: HaltError) -> None:
+        """A peer's machine refuses to go on. It is down from now on, unless this raises."""
+        raise error
 
 
 @dataclass(slots=True)
@@ -83,15 +98,19 @@ class Cluster:
         *,
         on_effect: OnEffect = lambda peer, effect, now: (),
         on_message: OnMessage = lambda peer, message: None,
+        watcher: Watcher | None = None,
         sync_seconds: float = 0.002,
     ) -> None:
         self.clock, self.network = Clock(), network
         self.nodes = {PeerId(name): Node(PeerId(name)) for name in peers}
         self._build, self._random = build, random
         self._on_effect, self._on_message = on_effect, on_message
+        self._watcher = watcher or Watcher()
         self._sync_seconds = sync_seconds
         self._trace = hashlib.sha256()
         self.messages = 0
+        self.on_crash: Callable[[PeerId], None] = lambda peer: None
+        """Told of every peer that goes down."""
 
     @property
     def trace_hash(self) -> str:
@@ -109,9 +128,8 @@ class Cluster:
             if node.machine is None:
                 node.life += 1
                 node.crash_in = None
-                node.machine = self._build(name, node.disk.read())
                 self._note(name, b"start")
-                self._carry_out(node, node.machine.start(node.local(self.clock.now)))
+                self._guarded(node, partial(self._first_effects, node))
 
     def crash(self, peer: PeerId) -> None:
         """Kill a peer: its machine is gone, and what was not durable may be."""
@@ -120,6 +138,7 @@ class Cluster:
             self._note(peer, b"crash")
             node.machine, node.tick_at = None, None
             node.disk.crash(self._random)
+            self.on_crash(peer)
 
     def crash_in(self, peer: PeerId, effects: int) -> None:
         """Kill a peer after it has carried out this many more effects."""
@@ -135,14 +154,32 @@ class Cluster:
         """Let time pass; whether ``stop()`` became true."""
         return self.clock.run(self.clock.now + seconds, stop)
 
+    def _first_effects(self, node: Node) -> list[Effect]:
+        node.machine = self._build(node.name, node.disk.read())
+        return node.machine.start(node.local(self.clock.now))
+
+    def _guarded(self, node: Node, act: Callable[[], list[Effect]]) -> None:
+        """Carry out what a machine wants; one that halts is down."""
+        try:
+            effects = act()
+        except HaltError as error:
+            self._watcher.on_halt(node.name, error)
+            self.crash(node.name)
+        else:
+            self._carry_out(node, effects)
+
     def _note(self, peer: PeerId, what: bytes) -> None:
         self._trace.update(f"{self.clock.now:.9f} {peer} {len(what)} ".encode() + what)
 
     def _deliver(self, node: Node, event: object, life: int | None = None) -> None:
-        if node.machine is None or (life is not None and life != node.life):
+        machine = node.machine
+        if machine is None or (life is not None and life != node.life):
             return
         self._note(node.name, _fingerprint(event))
-        self._carry_out(node, node.machine.handle(event, node.local(self.clock.now)))
+        if isinstance(event, Received):
+            self._watcher.on_receive(node.name, event)
+        now = node.local(self.clock.now)
+        self._guarded(node, lambda: machine.handle(event, now))
 
     def _carry_out(self, node: Node, effects: Sequence[Effect]) -> None:
         """In order: a record is durable before the next send; a crash may come in between."""
@@ -156,11 +193,14 @@ class Cluster:
                     return
             if isinstance(effect, Persist):
                 node.disk.append(effect.log, effect.record)
+                self._watcher.on_record(node.name, effect.log, effect.record)
                 continue
             if node.disk.dirty:
                 node.disk.sync()
                 delay += self._sync_seconds
             self._apply(node, effect, delay)
+            if node.machine is None:  # its host stopped it
+                return
         self._schedule_tick(node)
 
     def _apply(self, node: Node, effect: Effect, delay: float) -> None:
@@ -203,10 +243,11 @@ class Cluster:
             self.clock.at(at, lambda: self._tick(node, at, life))
 
     def _tick(self, node: Node, at: float, life: int) -> None:
-        if node.life != life or node.machine is None or node.tick_at != at:
+        machine = node.machine
+        if node.life != life or machine is None or node.tick_at != at:
             return
         node.tick_at = None
-        deadline = node.machine.deadline()
+        deadline = machine.deadline()
         if deadline is None or node.when(deadline) > at:
             self._schedule_tick(node)
             return
@@ -214,7 +255,8 @@ class Cluster:
         if node.stuck[1] > STUCK_TICKS:
             raise MisuseError(f"the deadline of {node.name} does not move")
         self._note(node.name, b"tick")
-        self._carry_out(node, node.machine.handle(Tick(), max(node.local(at), deadline)))
+        now = max(node.local(at), deadline)
+        self._guarded(node, lambda: machine.handle(Tick(), now))
 
 
 def _fingerprint(event: object) -> bytes:

@@ -14,24 +14,22 @@ from torchbft.primitives.keys import SigningKey
 from torchbft.protocols.ledger.certificates import Validator, ValidatorSet
 from torchbft.protocols.ledger.machine import LedgerMachine
 from torchbft.protocols.ledger.messages import Transaction, decode_finalized
-from torchbft.protocols.ledger.state import LedgerConfig
+from torchbft.protocols.ledger.state import Finalized, LedgerConfig
 from torchbft.sim.byzantine import ADVERSARIES, Seat
+from torchbft.sim.chaos import HEALTHY
 from torchbft.sim.checkers import (
     CertificatesAreValid,
     Checker,
     HeightsInOrder,
     HonestAreNotAccused,
+    OneApplicationState,
     OneBlockPerHeight,
     OneVotePerSlot,
-    SameApplicationHash,
     decoded,
 )
-from torchbft.sim.cluster import Cluster, Machine, Records
+from torchbft.sim.cluster import Cluster, Machine, Records, Watcher
 from torchbft.sim.network import Conditions, Network
 from torchbft.sim.toy import ToyApplication
-
-HEALTHY = Conditions(latency=0.02, jitter=0.005)
-"""A network between cities on a good day."""
 
 GATE_TXS = 4
 """The toy's phase is complete with this many pending transactions."""
@@ -42,7 +40,7 @@ def peer_names(peers: int) -> tuple[PeerId, ...]:
     return tuple(PeerId(f"peer-{i:02d}") for i in range(peers))
 
 
-class Ledgers:
+class Ledgers(Watcher):
     """A cluster of validators; ``liars`` names the adversary in a peer's seat.
 
     ``faults``: the quorum rule that the machines use; a wrong one must give violations.
@@ -77,6 +75,7 @@ class Ledgers:
             random,
             on_effect=self._on_effect,
             on_message=self._on_message,
+            watcher=self,
             sync_seconds=sync_seconds,
         )
 
@@ -88,7 +87,7 @@ class Ledgers:
             OneBlockPerHeight(),
             HeightsInOrder(),
             OneVotePerSlot(),
-            SameApplicationHash(),
+            OneApplicationState(),
             self._certificates,
             self._accusations,
         ]
@@ -118,6 +117,8 @@ class Ledgers:
         if peer not in self.liars:
             for checker in self.checkers:
                 checker.on_effect(peer, effect)
+                if isinstance(effect, Finalized):
+                    checker.on_state(peer, effect.height, effect.result.app_hash)
             for listener in self.listeners:
                 listener(peer, effect)
         return []
@@ -128,6 +129,12 @@ class Ledgers:
             value = decoded(message)
             for checker in self.checkers:
                 checker.on_message(peer, value)
+
+    def on_record(self, peer: PeerId, log: str, record: bytes) -> None:
+        if log == "blocks" and peer not in self.liars:
+            finalized = decode_finalized(record)
+            for checker in self.checkers:
+                checker.on_block(peer, finalized)
 
     def submit(self, tx: bytes, to: Iterable[PeerId] | None = None) -> None:
         """Hand a transaction to some peers, or to all."""

@@ -1,31 +1,47 @@
-"""A seeded swarm: random networks, crashes and adversaries; first *safety*, then *liveness*.
+"""A seeded swarm of whole peers: rounds under crashes, partitions and liars; safety, then liveness.
 
 The two phases are those of TigerBeetle's VOPR: in the first anything may fail, and nothing wrong
-may be finalized; then the network heals, a random core of n−f honest peers runs, the adversaries go
-on, and the core must finalize what it is given. Everything follows from the seed.
+may happen; then the network heals, a random core of at least n−f honest peers runs, the liars go
+on, and the core must fix and sign further rounds. Everything follows from the seed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from random import Random
 
+from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Effect
 from torchbft.primitives.errors import PreconditionError
 from torchbft.primitives.faults import FaultModel
-from torchbft.primitives.ids import Height, PeerId
-from torchbft.protocols.ledger.state import Finalized
-from torchbft.sim.byzantine import ADVERSARIES
-from torchbft.sim.ledgers import HEALTHY, Ledgers, peer_names
+from torchbft.primitives.ids import PeerId
+from torchbft.primitives.runspec import Timing
+from torchbft.protocols.peer import BlockDone
+from torchbft.protocols.round.interface import RootAgreed
+from torchbft.sim.chaos import Chaos
+from torchbft.sim.liars import LIARS, MALFORMED
 from torchbft.sim.network import Conditions
+from torchbft.sim.peers import Peers, Trainer, run_of
 
-SAFETY_SECONDS = 40.0
-"""Virtual length of phase one: a dozen time-outs, dozens of blocks."""
+SAFETY_SECONDS = 20.0
+"""Virtual length of phase one: some rounds, or one that misfortune keeps open."""
 
-LIVENESS_SECONDS = 600.0
-"""Virtual time within which the core must finalize: nine of the longest views."""
+SAFETY_ROUNDS = 5
+"""Signed rounds that end phase one early."""
+
+LIVENESS_SECONDS = 3600.0
+"""Virtual time within which the core must sign rounds: time-outs that grew with a bad spell, for
+each window of the rounds until absent members are no longer waited for."""
+
+MORE_ROUNDS = 2
+"""Rounds that the core must fix and sign after the healing, unless the run ends before."""
+
+CRASH_EFFECTS = 60
+"""A crash falls between two of so many effects: those of a whole phase of a round."""
+
+QUICK = Timing(commit_floor=0.5, open_floor=0.3, attest_floor=0.3, root_floor=2.0, first_round=5.0)
+"""Floors near the network's own delays, so that time-outs fire while items are under way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +49,17 @@ class Parameters:
     """What one seed means; drawn from it and printed with a failure."""
 
     conditions: Conditions
-    adversaries: tuple[str, ...]
+    liars: tuple[str, ...]
     crashes: int
     partitions: int
-    transactions: int
     sync_seconds: float
     isolation: float
-    """Chance that the first peer to finalize a height is cut off at that moment: only then can a
-    wrong view change make a fork."""
+    """Chance that the first peer to finalize a height, or to see a root signed, is cut off then."""
+    rounds: int
+    """Of the run: few end it in phase one or two, many leave both in its middle."""
+    timing: str
+    train_seconds: float
+    train_spread: float
 
     @classmethod
     def drawn(cls, random: Random, byzantine: int) -> Parameters:
@@ -49,161 +68,178 @@ class Parameters:
             latency=random.choice([0.002, 0.02, 0.1]),
             jitter=random.choice([0.001, 0.01, 0.1]),
             bandwidth=random.choice([1e6, 12.5e6]),
-            loss=random.choice([0.0, 0.01, 0.1, 0.3]),
+            loss=random.choice([0.0, 0.01, 0.1, 0.2]),
             duplicate=random.choice([0.0, 0.1]),
             reorder=random.choice([0.0, 0.2]),
         )
         return cls(
             conditions,
-            tuple(random.choice(sorted(ADVERSARIES)) for _ in range(byzantine)),
-            random.randint(0, 16),
-            random.randint(0, 4),
-            random.randint(10, 60),
+            tuple(random.choice(sorted(LIARS)) for _ in range(byzantine)),
+            random.randint(0, 12),
+            random.randint(0, 3),
             random.choice([0.0, 0.005]),
-            random.choice([0.0, 0.0, 0.5]),
+            random.choice([0.0, 0.0, 0.1]),
+            random.choice([4, 6, 64]),
+            random.choice(["quick", "default"]),
+            random.choice([0.1, 1.0]),
+            random.choice([0.0, 0.5]),
+        )
+
+    def line(self) -> str:
+        """All of it in one line."""
+        net = self.conditions
+        return (
+            f"liars {', '.join(self.liars) or 'none'}; {self.rounds} rounds, {self.timing} timing,"
+            f" training {self.train_seconds:g}+{self.train_spread:g} s; crashes {self.crashes},"
+            f" partitions {self.partitions}, isolation {self.isolation:g}, sync"
+            f" {self.sync_seconds:g} s; latency {net.latency:g}+{net.jitter:g} s,"
+            f" {net.bandwidth:g} B/s, loss {net.loss:g}, duplicate {net.duplicate:g}, reorder"
+            f" {net.reorder:g}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SimResult:
-    """How a run ended. Empty lists are success; heights are of the honest peers at the end."""
+    """How a run ended. Empty lists are success."""
 
     seed: int
     parameters: Parameters
     safety_violations: list[str]
     liveness_failures: list[str]
     trace_hash: str
-    heights: dict[str, int]
-    accused: tuple[str, ...]
+    signed: int
+    """Rounds with a signed root."""
+    void: int
+    """Rounds that were void."""
+    halted: bool
+    """Whether so many rounds in a row were void that the run stopped, as it should."""
+    named: tuple[str, ...]
+    """Liars that honest peers named with evidence."""
+    windows: int
+    """Windows that a quorum of closings closed: there the loss of items was decided."""
     seconds: float
     """Virtual time that passed."""
     messages: int
 
 
-class _Swarm:
-    """One run: what happens to the validators, and when."""
+def peer_names(peers: int) -> tuple[PeerId, ...]:
+    """Names of a simulated swarm."""
+    return tuple(PeerId(f"peer-{i:02d}") for i in range(peers))
 
-    def __init__(self, seed: int, peers: int, byzantine: int, faults: FaultModel | None) -> None:
-        self.random = random = Random(f"swarm/{seed}")
-        self.parameters = Parameters.drawn(random, byzantine)
-        seats = sorted(random.sample(peer_names(peers), byzantine))
-        self.ledgers = Ledgers(
-            peers,
+
+class _Swarm:
+    """One run: what happens to the peers, and when."""
+
+    def __init__(self, seed: int, peers: int, byzantine: int) -> None:
+        self.seed, self.random = seed, Random(f"swarm/{seed}")
+        self.parameters = drawn = Parameters.drawn(self.random, byzantine)
+        names = peer_names(peers)
+        seats = tuple(sorted(self.random.sample(names, byzantine)))
+        kinds = dict(zip(seats, drawn.liars, strict=True))
+        attack = sha256("sim/attack", seed.to_bytes(8, "big"))
+        self.peers = Peers(
+            run_of(
+                names,
+                rounds=drawn.rounds,
+                timing=QUICK if drawn.timing == "quick" else Timing(),
+            ),
             seed=seed,
-            liars=dict(zip(seats, self.parameters.adversaries, strict=True)),
-            conditions=self.parameters.conditions,
-            faults=faults,
-            sync_seconds=self.parameters.sync_seconds,
+            liars={name: LIARS[kind](attack, seats) for name, kind in kinds.items()},
+            malformed=[name for name, kind in kinds.items() if kind == MALFORMED],
+            conditions=drawn.conditions,
+            trainer=Trainer(drawn.train_seconds, drawn.train_spread, payload_bytes=20_000),
+            sync_seconds=drawn.sync_seconds,
         )
-        self.cluster, self.names = self.ledgers.cluster, self.ledgers.names
-        self.quorum = FaultModel(peers).quorum
-        self.highest, self.is_harsh = Height(0), True
-        self.ledgers.listeners.append(self.on_effect)
-        for node in self.cluster.nodes.values():
-            node.skew, node.rate = random.random() * 1e4, random.uniform(0.99, 1.01)
+        self.kinds, self.quorum = kinds, FaultModel(peers).quorum
+        self.cluster = self.peers.cluster
+        self.chaos = Chaos(
+            self.cluster, self.peers.honest, self.random, drawn.conditions, self.peers.start
+        )
+        self.newest = (0, -1)
+        self.seen: dict[PeerId, set[int]] = {name: set() for name in self.peers.honest}
+        self.peers.listeners.append(self.on_effect)
 
     def on_effect(self, peer: PeerId, effect: Effect) -> None:
-        """Cut off the first peer to finalize a height for a while, if this seed does so."""
-        if isinstance(effect, Finalized) and effect.height > self.highest and self.is_harsh:
-            self.highest = effect.height
-            if self.random.random() < self.parameters.isolation:
-                self.cluster.network.partition([peer])
-                self.cluster.clock.after(self.random.expovariate(0.2), self.mend)
+        """Note signed rounds; cut off who is first to know something, if this seed does so."""
+        height, number = self.newest
+        if isinstance(effect, RootAgreed):
+            self.seen[peer].add(effect.round)
+            number = max(number, effect.round)
+        elif isinstance(effect, BlockDone):
+            height = max(height, effect.height)
+        is_first, self.newest = self.newest != (height, number), (height, number)
+        if is_first and self.chaos.is_harsh and self.random.random() < self.parameters.isolation:
+            self.chaos.isolate(peer)
 
     def phase_one(self) -> None:
         """Anything may fail; nothing is demanded but safety."""
-        self.cluster.start()
-        self.plan_transactions()
-        self.plan_faults()
-        self.cluster.run(SAFETY_SECONDS)
-        self.is_harsh = False
-
-    def some_time(self) -> float:
-        return self.random.random() * SAFETY_SECONDS
-
-    def plan_transactions(self) -> None:
-        random = self.random
-        for i in range(self.parameters.transactions):
-            tx = f"{random.choice('abc')}/{i}".encode()
-            to = random.sample(self.names, random.randint(1, len(self.names)))
-            self.cluster.clock.at(self.some_time(), partial(self.ledgers.submit, tx, to))
-
-    def plan_faults(self) -> None:
-        clock, random = self.cluster.clock, self.random
-        for _ in range(self.parameters.crashes):
-            at, down = self.some_time(), random.expovariate(0.5)
-            name, effects = random.choice(self.ledgers.honest), random.randint(0, 6)
-            clock.at(at, partial(self.cluster.crash_in, name, effects))
-            clock.at(at + down, partial(self.cluster.start, name))
-        for _ in range(self.parameters.partitions):
-            clock.at(self.some_time(), self.split)
-            clock.at(self.some_time(), self.mend)
-        if random.random() < 0.5 and len(self.names) > 1:
-            link = random.sample(self.names, 2)
-            self.cluster.network.degrade(link[0], link[1], 0.9)
-
-    def split(self) -> None:
-        names = self.random.sample(self.names, len(self.names))
-        cut = self.random.randint(0, len(names))
-        self.cluster.network.partition(names[:cut], names[cut:])
-
-    def mend(self) -> None:
-        if self.is_harsh:
-            self.cluster.network.heal(self.parameters.conditions)
+        drawn = self.parameters
+        self.peers.start()
+        self.chaos.plan(
+            SAFETY_SECONDS,
+            crashes=drawn.crashes,
+            partitions=drawn.partitions,
+            effects=CRASH_EFFECTS,
+        )
+        self.cluster.run(SAFETY_SECONDS, lambda: self.newest[1] >= SAFETY_ROUNDS - 1)
 
     def phase_two(self) -> list[str]:
-        """Heal a random core of n−f honest peers and demand progress."""
-        core = sorted(self.random.sample(self.ledgers.honest, self.quorum))
-        self.cluster.network.heal(HEALTHY)
-        for name in self.ledgers.honest:
-            self.cluster.nodes[name].crash_in = None
-            if name not in core:
-                self.cluster.crash(name)
-        self.cluster.start(*core)
-        wanted = [f"{author}/late-{i}".encode() for author in "abc" for i in range(2)]
-        for tx in wanted:
-            self.ledgers.submit(tx, core)
-        done = self.cluster.run(LIVENESS_SECONDS, lambda: self.reached(core, wanted))
-        return [] if done else [self.stuck(core, wanted)]
+        """Heal a random core of n−f honest peers or more, and demand progress."""
+        honest = self.peers.honest
+        core = sorted(self.random.sample(honest, self.random.randint(self.quorum, len(honest))))
+        self.chaos.heal(core)
+        before = self.newest[1]
+        done = self.cluster.run(LIVENESS_SECONDS, lambda: self.progressed(core, before))
+        return [] if done else [self.stuck(core, before)]
 
-    def reached(self, core: Sequence[PeerId], wanted: Sequence[bytes]) -> bool:
-        """Whether the core applied all and agrees on the height."""
-        heights = {self.ledgers.height(name) for name in core}
-        return len(heights) == 1 and self.ledgers.applied(wanted, core)
+    def progressed(self, core: Sequence[PeerId], before: int) -> bool:
+        """Whether each of the core saw enough rounds signed, or the run's end."""
+        peers = self.peers
+        return all(
+            sum(number > before for number in self.seen[name]) >= MORE_ROUNDS
+            or name in peers.finished
+            or name in peers.halted
+            for name in core
+        )
 
-    def stuck(self, core: Sequence[PeerId], wanted: Sequence[bytes]) -> str:
-        ledgers = self.ledgers
-        missing = {
-            name: [tx for tx in wanted if not ledgers.applied([tx], [name])] for name in core
-        }
-        views = {name: (ledgers.machine(name).height, ledgers.machine(name).view) for name in core}
-        return f"seed {ledgers.seed}: missing {missing}, at {views}, liars {ledgers.liars}"
+    def stuck(self, core: Sequence[PeerId], before: int) -> str:
+        states = {}
+        for name in core:
+            if self.cluster.is_up(name):
+                machine, home = self.cluster.nodes[name].machine, self.peers.homes[name]
+                state = self.peers.application(name).state
+                states[str(name)] = (
+                    f"height {getattr(machine, 'height', 0)}, round {state.current.number} {state.phase}, "
+                    f"holds the state after {home.number}"
+                )
+        after = {str(name): sorted(n for n in self.seen[name] if n > before) for name in core}
+        return f"the core stands at {states}; signed after round {before}: {after}"
 
 
-def run(
-    seed: int, peers: int = 7, byzantine: int = 2, faults: FaultModel | None = None
-) -> SimResult:
-    """One seed of the ledger under ``peers`` validators, ``byzantine`` of them adversaries.
+def run(seed: int, peers: int = 7, byzantine: int = 2) -> SimResult:
+    """One seed of whole rounds under ``peers`` peers, ``byzantine`` of them liars.
 
-    ``faults``: the quorum rule that the machines use; a wrong one must give violations. Raises
-    PreconditionError if there are more adversaries than can be tolerated.
+    Raises PreconditionError if there are more liars than can be tolerated.
     """
     if not 0 <= byzantine <= FaultModel(peers).f:
         raise PreconditionError(f"{byzantine} of {peers} Byzantine peers cannot be tolerated")
-    swarm = _Swarm(seed, peers, byzantine, faults)
+    swarm = _Swarm(seed, peers, byzantine)
     swarm.phase_one()
     failures = swarm.phase_two()
-    ledgers = swarm.ledgers
+    host = swarm.peers
     return SimResult(
         seed,
         swarm.parameters,
-        ledgers.violations(),
+        host.violations(),
         failures,
-        ledgers.cluster.trace_hash,
-        {name: int(ledgers.height(name)) for name in ledgers.honest},
-        ledgers.accused,
-        ledgers.cluster.clock.now,
-        ledgers.cluster.messages,
+        host.cluster.trace_hash,
+        len(host.roots.roots),
+        len(host.sets.void),
+        bool(host.halted),
+        tuple(sorted(host.accusations.named)),
+        host.items.decided,
+        host.cluster.clock.now,
+        host.cluster.messages,
     )
 
 

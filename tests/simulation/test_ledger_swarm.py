@@ -13,11 +13,11 @@ from torchbft.primitives.errors import HaltError, PreconditionError
 from torchbft.primitives.faults import FaultModel
 from torchbft.protocols.ledger import machine, recovery, safety
 from torchbft.protocols.ledger.outbox import Outbox
-from torchbft.sim import swarm
+from torchbft.sim import ledger_swarm
 from torchbft.sim.byzantine import ADVERSARIES
 from torchbft.sim.disk import Disk
+from torchbft.sim.ledger_swarm import Parameters, run, run_many
 from torchbft.sim.network import Conditions
-from torchbft.sim.swarm import Parameters, run, run_many
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -37,7 +37,7 @@ def test_swarms_of_other_sizes(peers: int, byzantine: int) -> None:
 
 def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
     """Also under another hash seed: no order of a set may reach the trace."""
-    code = "from torchbft.sim.swarm import run; print(run(11).trace_hash)"
+    code = "from torchbft.sim.ledger_swarm import run; print(run(11).trace_hash)"
     hashes = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -92,7 +92,7 @@ def violations(seeds, **options) -> str:
 
 
 def test_a_weakened_quorum_is_reported() -> None:
-    found = violations(range(3), faults=TooSmall(7))
+    found = violations((23, 25), faults=TooSmall(7))  # one swarm in six forks
     assert "another block" in found
     assert "bad certificate" in found
 
@@ -156,5 +156,5 @@ def test_a_mutant_is_reported_within_forty_seeds(
         Conditions(loss=0.2, jitter=0.05), ("silent", "lock-hider"), 16, 4, 40, 0.005, 0.5
     )
     monkeypatch.setattr(Parameters, "drawn", classmethod(lambda cls, random, byzantine: harsh))
-    monkeypatch.setattr(swarm._Swarm, "phase_two", lambda self: [])
+    monkeypatch.setattr(ledger_swarm._Swarm, "phase_two", lambda self: [])
     assert any(symptom in violations([seed]) for seed in range(40))
