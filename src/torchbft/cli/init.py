@@ -6,7 +6,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import tomli_w
@@ -51,6 +51,9 @@ def init(
         str, typer.Option(help="file.py:Class, or a shipped task; fixes code, data and start.")
     ] = "",
     private: Annotated[bool, typer.Option("--private", help="Each its own shard.")] = False,
+    samples: Annotated[
+        int, typer.Option(help="Size of the public data set of a plain loop (no --task).", min=0)
+    ] = 0,
     rounds: Annotated[int, typer.Option(help="Rounds of a new run.", min=1)] = 40,
     inner_steps: Annotated[int, typer.Option(help="H: inner steps a round.", min=1)] = 20,
     as_json: Json = False,
@@ -71,14 +74,15 @@ def init(
     created = not run_file.exists()
     if created:
         training = Training(rounds=rounds, inner_steps=inner_steps)
-        run = _new_run(member, title, training, task, "private" if private else "assigned")
+        data = Data(mode="private") if private else Data(samples=samples)
+        run = _new_run(member, title, training, task, data)
         run = run.signed(name, keys.identity)
         write_whole(run_file, dump_run(run))
         say(f"wrote {run_file}; give it to the others: torchbft request {run_file}")
     else:
         run = load_run(run_file)
         say(f"{run_file} is there; to be admitted to it: torchbft request {run_file}")
-    data = {
+    told = {
         "name": name,
         "identity": member.identity,
         "keys": str(folder),
@@ -86,7 +90,7 @@ def init(
         "run_id": run.run_id.hex(),
         "created_run": created,
     }
-    emit(data, as_json=as_json, text=f"{name} {member.identity}")
+    emit(told, as_json=as_json, text=f"{name} {member.identity}")
 
 
 def _new_run(
@@ -94,18 +98,20 @@ def _new_run(
     title: str,
     training: Training,
     task: str,
-    mode: Literal["assigned", "private"],
+    data: Data,
 ) -> RunSpec:
     run = RunSpec(
         name=title,
         seed=secrets.token_hex(32),
         members=(member,),
-        data=Data(mode=mode),
+        data=data,
         training=training,
     )
     run.check()
     if not task:
         say("note: without --task the run file fixes neither code nor data, so nobody can replay")
+        if data.mode == "assigned" and not data.samples:
+            say("note: a run of public data starts only with its --samples, or with --task")
         return run
     return with_task(run, task)
 
