@@ -581,8 +581,10 @@ class RoundMachine:
         at = self._agreed[1] + self._deadlines.timeout(
             "attest", size=sum(item.payload_length for item in lacking)
         )
-        self._wake_at(at)
-        return effects if now < at else [*effects, *self._resynchronise(state, newest, applied)]
+        if now < at:
+            self._wake_at(at)
+            return effects
+        return [*effects, *self._resynchronise(state, newest, applied)]
 
     def _resynchronise(
         self, state: LedgerState, newest: SignedRoot, applied: StateAdvanced
