@@ -10,17 +10,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from random import Random
 from typing import Any
 
+from msgspec.structs import replace
+
 from torchbft import attacks
 from torchbft.attacks.agents.agent import Agent, ledger_message
 from torchbft.attacks.agents.liar import LiarPeer, builder
+from torchbft.attacks.declaration import Expectation, Leaves
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Broadcast, Effect, Received, Send
 from torchbft.primitives.errors import HaltError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec
-from torchbft.protocols.peer import LEDGER
+from torchbft.protocols.peer import LEDGER, ROUND
 from torchbft.protocols.round.application import Application
+from torchbft.protocols.round.interface import OfferPayload
+from torchbft.protocols.round.messages import Attestation, RootVote, Status
 from torchbft.sim import byzantine
 from torchbft.sim.cluster import Machine
 
@@ -113,6 +118,50 @@ def _sent_to(audience: Sequence[PeerId], effects: Iterable[Effect]) -> list[Effe
         elif not isinstance(effect, Send) or effect.to in audience:
             sent.append(effect)
     return sent
+
+
+class Perjurer(Agent):
+    """Attests to hold what its accomplices opened, whose payloads nobody gets, and finds everybody
+    else's malformed."""
+
+    name = "perjurer"
+    leaves = Leaves.OBSERVATIONS
+    expected = Expectation(named=False, suspected=True, downweighted=False)
+
+    def says(self, effect: Effect, now: float) -> list[Effect]:
+        if isinstance(effect, OfferPayload):
+            return []
+        parsed = self.mine(effect)
+        if parsed is None or not isinstance(parsed.statement, Attestation):
+            return [effect]
+        names = sorted({self.me, *self.others})
+        statuses = bytes(
+            Status.MALFORMED if name in self.victims else Status.HELD for name in names
+        )
+        return [Broadcast(self.signed(replace(parsed.statement, statuses=statuses)))]
+
+    def hands_in(self, tx: bytes) -> bool:
+        parsed = self.own(tx)
+        return parsed is None or parsed.slot != "attest"
+
+
+class RootLiar(Agent):
+    """Signs two roots that it did not compute for each round, one for each half of the others."""
+
+    name = "root_liar"
+    leaves = Leaves.NOTHING
+    expected = Expectation(named=False, suspected=False, downweighted=False)
+
+    def says(self, effect: Effect, now: float) -> list[Effect]:
+        if not isinstance(effect, Broadcast) or effect.message[:1] != ROUND:
+            return [effect]
+        parsed = self.own(effect.message[1:])
+        if parsed is None or not isinstance(parsed.statement, RootVote):
+            return [effect]
+        roots = (sha256("sim/wrong", bytes([half]), parsed.statement.root) for half in (0, 1))
+        votes = (replace(parsed.statement, root=root) for root in roots)
+        first, second = (ROUND + self.signed(vote)[1:] for vote in votes)
+        return self.split(first, second)
 
 
 class Twins:
@@ -232,6 +281,8 @@ LIARS: dict[str, BuildLiar] = {
         if isinstance(kind, type) and issubclass(kind, Agent)
     },
     **{f"ledger/{name}": _ledger_liar(kind) for name, kind in _LEDGER_KINDS.items()},
+    Perjurer.name: _agent(Perjurer),
+    RootLiar.name: _agent(RootLiar),
     "twins": _twins,
     "deaf": _deaf,
     MALFORMED: _honest,

@@ -379,6 +379,8 @@ class Peers(Watcher):
 
     def _advance(self, peer: PeerId, effect: rounds.Advance) -> None:
         home = self.homes[peer]
+        if home.number >= effect.round:  # a copy came first
+            return
         held = all(self.plane.has(peer, item.payload_root) for item in effect.accepted)
         if home.root == effect.from_root and held:
             self._move_to(peer, effect.round, next_root(effect))

@@ -185,35 +185,43 @@ class _Swarm:
 
     def phase_two(self) -> list[str]:
         """Heal a random core of n−f honest peers or more, and demand progress."""
-        honest = self.peers.honest
+        host, honest = self.peers, self.peers.honest
         core = sorted(self.random.sample(honest, self.random.randint(self.quorum, len(honest))))
+        was_over = bool(host.halted)
         self.chaos.heal(core)
         before = self.newest[1]
         done = self.cluster.run(LIVENESS_SECONDS, lambda: self.progressed(core, before))
+        stopped = [f"{name} halted: {host.halted[name]}" for name in core if name in host.halted]
+        if stopped and not was_over:
+            return stopped
         return [] if done else [self.stuck(core, before)]
 
     def progressed(self, core: Sequence[PeerId], before: int) -> bool:
-        """Whether each of the core saw enough rounds signed, or the run's end."""
-        peers = self.peers
+        """Whether each of the core saw enough rounds signed and holds one's state, or is done."""
+        host = self.peers
         return all(
-            sum(number > before for number in self.seen[name]) >= MORE_ROUNDS
-            or name in peers.finished
-            or name in peers.halted
+            name in host.finished
+            or name in host.halted
+            or (
+                sum(number > before for number in self.seen[name]) >= MORE_ROUNDS
+                and host.homes[name].number > before
+            )
             for name in core
         )
 
     def stuck(self, core: Sequence[PeerId], before: int) -> str:
-        states = {}
-        for name in core:
-            if self.cluster.is_up(name):
-                machine, home = self.cluster.nodes[name].machine, self.peers.homes[name]
-                state = self.peers.application(name).state
-                states[str(name)] = (
-                    f"height {getattr(machine, 'height', 0)}, round {state.current.number} {state.phase}, "
-                    f"holds the state after {home.number}"
-                )
-        after = {str(name): sorted(n for n in self.seen[name] if n > before) for name in core}
-        return f"the core stands at {states}; signed after round {before}: {after}"
+        stands = "; ".join(f"{name} {self.stands(name, before)}" for name in core)
+        return f"no progress after round {before}: {stands}"
+
+    def stands(self, name: PeerId, before: int) -> str:
+        """Where a peer stands, for people."""
+        if not self.cluster.is_up(name):
+            return "is down"
+        application, home = self.peers.application(name), self.peers.homes[name]
+        state, height = application.state, application.info().last_height
+        signed = sorted(number for number in self.seen[name] if number > before)
+        where = f"at height {height}, round {state.current.number}, {state.phase}"
+        return f"{where}, holds the state after {home.number}, saw {signed} signed"
 
 
 def run(seed: int, peers: int = 7, byzantine: int = 2) -> SimResult:
