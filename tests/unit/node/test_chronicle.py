@@ -191,7 +191,7 @@ def test_the_status_file_is_whole_replaced_not_too_often_and_at_once_when_it_mat
 def test_a_disk_that_refuses_costs_a_record_and_never_the_node(
     chronicle: Chronicle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     chronicle.show(force=True, phase="commit")

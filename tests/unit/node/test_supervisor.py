@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -60,10 +61,13 @@ Start = Callable[..., Supervisor]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     made: list[Supervisor] = []
 
     def starting(node: Role, trainer: Role, *names: PeerId) -> Supervisor:
+        for number, stream in ((1, "stdout"), (2, "stderr")):  # instead of what pytest put there
+            plain = open(number, "w", buffering=1, closefd=False)  # noqa: SIM115
+            monkeypatch.setattr(sys, stream, plain)
         folders = {name: tmp_path / name for name in names or (A,)}
         for folder in folders.values():
             folder.mkdir()
@@ -104,7 +108,7 @@ def test_each_peer_has_two_processes_joined_by_a_link(start: Start, tmp_path: Pa
 
 @pytest.mark.parametrize("role", ["node", "trainer"])
 def test_half_a_peer_that_is_killed_comes_back_as_a_whole(start: Start, role: str) -> None:
-    running = start(wait, wait, A, B)
+    running = start(stay, wait, A, B)
     before = dict(running.seats[A].pids)
     others = dict(running.seats[B].pids)
     assert running.kill(A, role)
