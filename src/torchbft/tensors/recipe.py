@@ -24,20 +24,28 @@ class Recipe:
     def of(run: RunSpec) -> Recipe:
         """Build and check it. Raises ConfigError unless the rule holds for the fewest
         contributions that a round may have, ``m_min``, with all f liars among them."""
-        faults = run.contributor_faults
+        f = run.contributor_faults.f
         try:
             rule = aggregation.get(run.aggregation.rule)
             codec = get_codec(run.aggregation.codec)
-            codec.check(rule.name, faults.f)
-            rule.check(n=run.m_min, f=faults.f)
+            codec.check(rule.name, f)
         except PreconditionError as error:
-            fitting = ", ".join(aggregation.rules_that_fit(run.m_min, faults.f))
-            raise ConfigError(
-                f"{error.what} (a round counts from {run.m_min} contributions with f={faults.f})",
-                where=f"run file {run.name!r}, [aggregation]",
-                hint=error.hint or f"rules that fit: {fitting}",
-            ) from None
+            raise _refusal(run, error, error.hint) from None
+        try:
+            rule.check(n=run.m_min, f=f)
+        except PreconditionError as error:
+            fitting = ", ".join(aggregation.rules_that_fit(run.m_min, f)) or "none; raise m_min"
+            raise _refusal(run, error, f"rules that fit: {fitting}") from None
         return Recipe(rule, codec, outer_of(run))
+
+
+def _refusal(run: RunSpec, error: PreconditionError, hint: str) -> ConfigError:
+    f = run.contributor_faults.f
+    return ConfigError(
+        f"{error.what} (a round counts from {run.m_min} contributions with f={f})",
+        where=f"run file {run.name!r}, [aggregation]",
+        hint=hint,
+    )
 
 
 def outer_of(run: RunSpec) -> OuterSGD:
