@@ -192,9 +192,11 @@ class Twins:
         return [effect for audience, twin in pairs for effect in _sent_to(audience, act(twin))]
 
 
-def _agent(kind: type[Agent]) -> BuildLiar:
+def agent(kind: type[Agent], strength: float | None = None) -> BuildLiar:
+    """A peer in the hands of one of the attack room's agents."""
+
     def liar(seed: bytes, liars: tuple[PeerId, ...]) -> BuildMachine:
-        build = builder(kind, seed=seed, liars=liars)
+        build = builder(kind, seed=seed, liars=liars, strength=strength)
         return lambda run, me, key, secret, records: Liar(
             build(run, me, key, secret, records, None)
         )
@@ -276,13 +278,13 @@ _LEDGER_KINDS: dict[str, type[byzantine.Adversary]] = {
 
 LIARS: dict[str, BuildLiar] = {
     **{
-        name: _agent(kind)
+        name: agent(kind)
         for name, kind in attacks.known().items()
         if isinstance(kind, type) and issubclass(kind, Agent)
     },
     **{f"ledger/{name}": _ledger_liar(kind) for name, kind in _LEDGER_KINDS.items()},
-    Perjurer.name: _agent(Perjurer),
-    RootLiar.name: _agent(RootLiar),
+    Perjurer.name: agent(Perjurer),
+    RootLiar.name: agent(RootLiar),
     "twins": _twins,
     "deaf": _deaf,
     MALFORMED: _honest,

@@ -28,19 +28,20 @@ def test_without_liars_nobody_is_accused(swarm: Make) -> None:
     honest = swarm(rounds=ROUNDS)
     assert honest.go()
     assert len(honest.finished) == 7
-    assert (honest.named, honest.suspected, honest.void) == ({}, {}, set())
-    assert all(len(authors) == 7 for authors in honest.fixed["peer-0"].values())
+    assert (honest.named, honest.suspected, honest.sets.void) == ({}, {}, {})
+    assert [len(authors) for authors in honest.sets.fixed.values()] == [7] * ROUNDS
+    assert honest.violations() == []
 
 
 @pytest.mark.parametrize("name", AGENTS)
 def test_two_liars_of_seven_change_nothing_but_their_own_standing(swarm: Make, name: str) -> None:
     attacked = swarm(name, **({"rounds": ROUNDS} | LONGER.get(name, {})))
-    last = attacked.run.training.rounds - 1
     assert attacked.go(), attacked.halted
     assert attacked.finished == set(attacked.honest)
-    assert len({attacked.roots[peer][last] for peer in attacked.honest}) == 1
-    assert attacked.void == set()
-    for accepted in attacked.fixed["peer-0"].values():
+    assert attacked.violations() == []
+    assert len({attacked.homes[peer].root for peer in attacked.honest}) == 1
+    assert attacked.sets.void == {}
+    for accepted in attacked.sets.fixed.values():
         assert set(attacked.honest) <= set(accepted)
 
     expected = attacks.expectation(name)
@@ -62,10 +63,9 @@ def test_more_than_f_liars_stop_the_run_or_are_convicted_and_nothing_wrong_is_fi
     beyond = swarm(name, rounds=ROUNDS, peers=4, liars=liars)
     beyond.go(seconds=900.0)
     assert set(beyond.named) <= set(liars)
-    finals = [set(beyond.roots.get(peer, {}).items()) for peer in beyond.honest]
-    agreed = {number for number, _ in finals[0]} & {number for number, _ in finals[1]}
-    assert all(dict(finals[0])[number] == dict(finals[1])[number] for number in agreed)
-    stopped = beyond.halted or beyond.void or not beyond.finished
+    assert beyond.sets.violations == []
+    assert beyond.roots.violations == []
+    stopped = beyond.halted or beyond.sets.void or not beyond.finished
     assert stopped or len(beyond.named) >= 2
 
 
