@@ -254,7 +254,7 @@ async def compare(
                 work[name].append(share * sum(b - a for a, b in zip(before, after, strict=True)))
     wire = {
         variant: endpoints[variant].meter.total(Plane.PAYLOAD).received / (repeats + 1) / total
-        for variant in ("clear", "encrypted")
+        for variant in VARIANTS
     }
     for receiver in receivers.values():
         await receiver.plane.close()

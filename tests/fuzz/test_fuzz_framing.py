@@ -12,10 +12,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchbft.node.transports import transfer
+from torchbft.node.transports import messages
 from torchbft.node.transports.framing import HEAD, FrameDecoder, frame
-from torchbft.node.transports.metering import Meter
-from torchbft.node.transports.transfer import (
+from torchbft.node.transports.messages import (
     DATA,
     DONE,
     OFFER,
@@ -24,12 +23,12 @@ from torchbft.node.transports.transfer import (
     WANT,
     Done,
     Offer,
-    PayloadLink,
-    Receiving,
     Refuse,
     Start,
     Want,
 )
+from torchbft.node.transports.metering import Meter
+from torchbft.node.transports.transfer import PayloadLink, Receiving
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId
@@ -102,7 +101,7 @@ class Owner:
 
     def __init__(self) -> None:
         self.meter = Meter()
-        self.limits = {**transfer.frame_limits(4096), DATA: 1024}
+        self.limits = {**messages.frame_limits(4096), DATA: 1024}
         self.told: list[object] = []
         self.faults: list[tuple[Fault, str]] = []
         self.sink: Sink | None = None

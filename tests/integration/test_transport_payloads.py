@@ -20,7 +20,7 @@ import pytest
 
 from torchbft.node.storage.payloads import PayloadStore
 from torchbft.node.transports import data as data_module
-from torchbft.node.transports import transfer
+from torchbft.node.transports import messages, transfer
 from torchbft.node.transports.challenge import MAGIC, prove_as_dialer
 from torchbft.node.transports.data import DataPlane
 from torchbft.node.transports.endpoint import (
@@ -31,8 +31,7 @@ from torchbft.node.transports.endpoint import (
     UnreachableError,
 )
 from torchbft.node.transports.framing import HEAD, frame
-from torchbft.node.transports.metering import Meter, Plane
-from torchbft.node.transports.transfer import (
+from torchbft.node.transports.messages import (
     DATA,
     OFFER,
     SEGMENT_BYTES,
@@ -42,6 +41,7 @@ from torchbft.node.transports.transfer import (
     Start,
     Want,
 )
+from torchbft.node.transports.metering import Meter, Plane
 from torchbft.primitives.digests import (
     CHUNK_BYTES,
     chunk_digests,
@@ -282,7 +282,7 @@ LONG = 4 * SEGMENT_BYTES + 3 * CHUNK_BYTES + 11
 
 
 def announcement(size: int) -> int:
-    digests = b"x" * 32 * transfer.chunk_count(size)
+    digests = b"x" * 32 * messages.chunk_count(size)
     return len(frame(START, encode(Start(bytes(32), size, 0, digests))))
 
 

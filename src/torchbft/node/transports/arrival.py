@@ -14,7 +14,8 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from torchbft.node.storage.payloads import IncomingPayload, PayloadStore
-from torchbft.node.transports.transfer import PayloadLink, Receiving, Start, chunk_count
+from torchbft.node.transports.messages import Start, chunk_count
+from torchbft.node.transports.transfer import PayloadLink, Receiving
 from torchbft.primitives.digests import CHUNK_BYTES, DIGEST_BYTES, chunk_digests, root_of_chunks
 from torchbft.primitives.errors import StorageError
 from torchbft.primitives.ids import PeerId, Round

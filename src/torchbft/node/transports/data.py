@@ -33,7 +33,7 @@ from torchbft.node.transports.endpoint import (
     Endpoint,
     UnreachableError,
 )
-from torchbft.node.transports.transfer import (
+from torchbft.node.transports.messages import (
     DONE,
     EAGER_BYTES,
     OFFER,
@@ -42,14 +42,13 @@ from torchbft.node.transports.transfer import (
     WANT,
     Done,
     Offer,
-    PayloadLink,
-    Receiving,
     Refuse,
-    Sending,
     Start,
     Want,
     frame_limits,
 )
+from torchbft.node.transports.outgoing import Sending
+from torchbft.node.transports.transfer import PayloadLink, Receiving
 from torchbft.primitives.digests import CHUNK_BYTES
 from torchbft.primitives.errors import StorageError
 from torchbft.primitives.evidence import Fault

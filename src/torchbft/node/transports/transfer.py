@@ -1,107 +1,53 @@
-"""One data connection: frames for offers and requests, and payload bytes without copies.
+"""One data connection: the receiving half, and the two halves' common end.
 
-    OFFER   pusher   -> receiver   I hold this payload of mine; small ones follow at once
-    WANT    receiver -> holder     send it, from this offset
-    START   holder   -> receiver   root, length, offset and all chunk digests; then DATA to the end
-    DATA    holder   -> receiver   the next segment, whole chunks
-    DONE    receiver -> pusher     stored durably
-    REFUSE  either   -> either     not held, not wanted, or no longer; with the reason
-
-Both directions work alike and independently, whoever dialled. In one direction transfers follow one
-another; a START ends whatever was under way before it. Segments are received straight into their
-buffer and sent straight out of one; at most ``SEGMENT_BUFFERS`` wait for the disk, then the
-connection is not read from.
+Both directions work alike and independently, whoever dialled; ``messages.py`` has what is said. In
+one direction transfers follow one another; a START ends whatever was under way before it. Segments
+are received straight into their buffers; at most ``SEGMENT_BUFFERS`` are being checked and written,
+then the connection is not read from.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Annotated, Protocol, cast
-
-import msgspec
+from typing import Protocol, cast
 
 from torchbft.node.transports.framing import HEAD, OversizedError, check_head, frame
+from torchbft.node.transports.messages import (
+    DATA,
+    DONE,
+    OFFER,
+    REFUSE,
+    SEGMENT_BYTES,
+    START,
+    WANT,
+    Done,
+    Offer,
+    Refuse,
+    Start,
+    Want,
+)
 from torchbft.node.transports.metering import Allowance, Meter, MeteredSocket, Plane
-from torchbft.primitives.digests import CHUNK_BYTES, DIGEST_BYTES
+from torchbft.node.transports.outgoing import Outgoing, Sending
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId
-from torchbft.primitives.wire import Bytes32, Count, Wire, decode, encode
-
-OFFER, WANT, START, DATA, DONE, REFUSE = 1, 2, 3, 4, 5, 6
-
-SEGMENT_BYTES = 16 * CHUNK_BYTES
-"""1 MiB: large enough that Python's work per segment vanishes, small enough for a core's cache."""
+from torchbft.primitives.wire import Wire, decode, encode
 
 SEGMENT_BUFFERS = 2
 """Per receiving connection: one fills while the disk takes the other."""
 
-PIECE_BYTES, PIECE_BYTES_TLS = 256 * 1024, 64 * 1024
-"""Handed to the transport at once: about what a socket buffer takes; less where it is encrypted
-first, so that the ciphertext stays in the core's cache."""
-
-EAGER_BYTES = SEGMENT_BYTES
-"""Payloads up to this follow their offer without a round trip; the waste, if unwanted, is small."""
-
-SENDS_QUEUED = 64
-"""Transfers waiting on one connection: one round of 64 members."""
+CIPHERTEXT_BYTES = 256 * 1024
+"""Kept ready to send on an encrypted connection."""
 
 DISCARD_RATE, DISCARD_BURST = 1e6, 64e6
 """Unwanted bytes read from one peer per second, and at once: re-sent offers after a restart."""
 
-SMALL_BYTES = 512
-SMALL_QUEUED = 1024
-"""Small frames that wait for one peer: a round's offers and answers of 64 members, many times."""
-
 DEAD_SECONDS = 10
 """Unacknowledged bytes or unanswered keep-alives end a connection after this long."""
-
-
-class Offer(Wire, frozen=True):
-    root: Bytes32
-    length: Count
-    round: Count
-
-
-class Want(Wire, frozen=True):
-    root: Bytes32
-    offset: Count
-
-
-class Start(Wire, frozen=True):
-    root: Bytes32
-    length: Count
-    offset: Count
-    chunks: bytes
-
-
-class Done(Wire, frozen=True):
-    root: Bytes32
-
-
-class Refuse(Wire, frozen=True):
-    root: Bytes32
-    reason: Annotated[str, msgspec.Meta(max_length=200)]
-
-
-def chunk_count(length: int) -> int:
-    """Number of 64 KiB chunks of a payload."""
-    return -(-length // CHUNK_BYTES)
-
-
-def frame_limits(max_payload: int) -> dict[int, int]:
-    """Greatest body of each kind, for payloads of at most ``max_payload`` bytes."""
-    small = dict.fromkeys((OFFER, WANT, DONE, REFUSE), SMALL_BYTES)
-    digests = chunk_count(max_payload) * DIGEST_BYTES
-    return {**small, START: SMALL_BYTES + digests, DATA: SEGMENT_BYTES}
 
 
 class Receiving(Protocol):
@@ -130,130 +76,6 @@ class LinkOwner(Protocol):
     def misbehaved(self, link: PayloadLink, fault: Fault, reason: str) -> None: ...
 
 
-@dataclass(slots=True)
-class Sending:
-    """A payload on its way out: the file, and the offset that was read up to."""
-
-    root: bytes
-    path: Path
-    length: int
-    offset: int
-    chunks: list[bytes]
-    descriptor: int = -1
-    stopped: bool = False
-
-    def start(self) -> bytes:
-        """Open the file; the START frame. Raises OSError."""
-        self.descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        chunks = b"".join(self.chunks)
-        return frame(START, encode(Start(self.root, self.length, self.offset, chunks)))
-
-    def read(self, buffer: memoryview) -> memoryview:
-        """The next DATA frame, in the buffer; empty at the end. Raises OSError."""
-        size = min(SEGMENT_BYTES, self.length - self.offset)
-        if size == 0 or self.stopped:
-            return buffer[:0]
-        HEAD.pack_into(buffer, 0, DATA, size)
-        framed = buffer[: HEAD.size + size]
-        if os.preadv(self.descriptor, [framed[HEAD.size :]], self.offset) != size:
-            raise OSError("the payload's file is shorter than it was")
-        self.offset += size
-        return framed
-
-    def close(self) -> None:
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
-
-
-class _Outgoing:
-    """The sending half: small frames go between segments, transfers one after another.
-
-    A turn of the loop sends one segment, so that votes never wait for a payload.
-    """
-
-    def __init__(self, write: Callable[[memoryview], None], failed: Callable[[Sending], None]):
-        self._write, self._failed = write, failed
-        self.piece = PIECE_BYTES
-        self._loop = asyncio.get_running_loop()
-        self._small: list[bytes] = []
-        self._queue: deque[Sending] = deque()
-        self._active: Sending | None = None
-        self._segment = self._left = memoryview(b"")
-        self.writable, self._scheduled = True, False
-
-    def small(self, data: bytes) -> bool:
-        """Queue a small frame; False when too many wait, as the peer does not read."""
-        self._small.append(data)
-        self.wake()
-        return len(self._small) <= SMALL_QUEUED
-
-    def transfer(self, sending: Sending) -> bool:
-        """Queue a transfer; False when too many wait."""
-        if len(self._queue) >= SENDS_QUEUED:
-            return False
-        self._queue.append(sending)
-        self.wake()
-        return True
-
-    def stop(self, root: bytes) -> None:
-        for sending in (self._active, *self._queue):
-            if sending is not None and sending.root == root:
-                sending.stopped = True
-
-    def close(self) -> None:
-        for sending in (self._active, *self._queue):
-            if sending is not None:
-                sending.close()
-        self._active = None
-        self._queue.clear()
-        self._small.clear()
-        self._segment = self._left = memoryview(b"")
-
-    def wake(self) -> None:
-        if not self._scheduled and self.writable:
-            self._scheduled = True
-            self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._scheduled = False
-        if not self._left.nbytes:
-            self._left = self._next()
-        while self._left.nbytes and self.writable:
-            piece, self._left = self._left[: self.piece], self._left[self.piece :]
-            self._write(piece)
-        if self._left.nbytes or self._small or self._active or self._queue:
-            self.wake()
-
-    def _next(self) -> memoryview:
-        """What to send next. The segment buffer is free: the transport's own buffer is empty."""
-        if self._small:
-            data = b"".join(self._small)
-            self._small.clear()
-            return memoryview(data)
-        if self._active is None and self._queue:
-            self._active = self._queue.popleft()
-            return self._attempt(self._active, lambda sending: memoryview(sending.start()))
-        if self._active is not None:
-            if not self._segment.nbytes:
-                self._segment = memoryview(bytearray(HEAD.size + SEGMENT_BYTES))
-            return self._attempt(self._active, lambda sending: sending.read(self._segment))
-        return memoryview(b"")
-
-    def _attempt(self, sending: Sending, step: Callable[[Sending], memoryview]) -> memoryview:
-        try:
-            data = step(sending)
-        except OSError:
-            data = memoryview(b"")
-            self._failed(sending)
-        if not data.nbytes:
-            sending.close()
-            self._active = None
-            if not self._queue:
-                self._segment = data  # an idle connection holds no buffers
-        return data
-
-
 class PayloadLink(asyncio.BufferedProtocol):
     """An authenticated data connection to one peer."""
 
@@ -266,7 +88,7 @@ class PayloadLink(asyncio.BufferedProtocol):
         """Bytes read and written so far: whether anything moves."""
         self.reason = ""
         self._unwanted = Allowance(DISCARD_RATE, DISCARD_BURST)
-        self._outgoing = _Outgoing(self._write, self._cannot_read)
+        self._outgoing: Outgoing | None = None
         self._head = memoryview(bytearray(HEAD.size))
         self._target, self._filled, self._kind = self._head, 0, -1
         self._pooled = False
@@ -277,12 +99,12 @@ class PayloadLink(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        # Writable must mean that nothing is left in the transport, as the segment buffer is used
-        # again: plain transports pause above the mark, TLS transports at it.
+        # In clear, writable must mean that the transport holds nothing: file bytes pass it by. TLS
+        # has taken what it was given into its ciphertext, and goes on better with some in store.
         tls = transport.get_extra_info("ssl_object") is not None
-        self._transport.set_write_buffer_limits(high=1 if tls else 0, low=0)
-        self._outgoing.piece = PIECE_BYTES_TLS if tls else PIECE_BYTES
+        self._transport.set_write_buffer_limits(high=CIPHERTEXT_BYTES if tls else 0, low=0)
         sock = transport.get_extra_info("socket")
+        self._outgoing = Outgoing(self, None if tls else sock.fileno())
         _detect_death(sock)
         self._metered = self._owner.meter.opened(Plane.PAYLOAD, sock)
         self._owner.made(self)
@@ -291,7 +113,8 @@ class PayloadLink(asyncio.BufferedProtocol):
         self.reason = self.reason or "the connection was lost"
         if self._metered is not None:
             self._owner.meter.closed(Plane.PAYLOAD, self._metered)
-        self._outgoing.close()
+        if self._outgoing is not None:
+            self._outgoing.close()
         self._receiving = None
         self._owner.lost(self)
 
@@ -429,35 +252,42 @@ class PayloadLink(asyncio.BufferedProtocol):
 
     def send(self, kind: int, message: Wire) -> None:
         """Send one small frame, between segments."""
-        if not self._outgoing.small(frame(kind, encode(message))):
+        if self._outgoing is not None and not self._outgoing.small(frame(kind, encode(message))):
             self.abort("it does not read what it asks for")
 
     def serve(self, sending: Sending) -> None:
         """Send a payload after those that already wait."""
-        if not self._outgoing.transfer(sending):
+        if self._outgoing is not None and not self._outgoing.transfer(sending):
             self.send(REFUSE, Refuse(sending.root, "too many transfers wait"))
 
     def stop(self, root: bytes) -> None:
         """The receiver no longer wants it: end after the current segment."""
-        self._outgoing.stop(root)
+        if self._outgoing is not None:
+            self._outgoing.stop(root)
 
-    def _cannot_read(self, sending: Sending) -> None:
+    def cannot_read(self, sending: Sending) -> None:
         self.send(REFUSE, Refuse(sending.root, "its file cannot be read"))
 
     def pause_writing(self) -> None:
-        self._outgoing.writable = False
+        if self._outgoing is not None:
+            self._outgoing.writable = False
 
     def resume_writing(self) -> None:
-        self._outgoing.writable = True
-        self._outgoing.wake()
+        if self._outgoing is not None:
+            self._outgoing.writable = True
+            self._outgoing.wake()
 
-    def _write(self, data: memoryview) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
-        self.moved += len(data)
+    def write(self, data: memoryview) -> None:
+        """For the sending half: through the transport."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.wrote(len(data))
+            self._transport.write(data)
+
+    def wrote(self, count: int) -> None:
+        """For the sending half: bytes went out."""
+        self.moved += count
         if self._metered is not None:
-            self._metered.wrote(len(data))
-        self._transport.write(data)
+            self._metered.wrote(count)
 
 
 def _nothing() -> None:
