@@ -31,6 +31,7 @@ from torchbft.sim.round_checkers import (
     OneRootPerRound,
     OneSetPerRound,
     OneStatementPerSlot,
+    OpensAfterTheWindow,
     RootsAreComputed,
     TrainsFromSignedRoots,
     peer_message,
@@ -112,6 +113,15 @@ def test_two_statements_in_one_slot() -> None:
         "p0 signed twice: commit of round 0",
         "p0 signed twice: root of round 0",
     ]
+
+
+def test_an_opening_before_its_time() -> None:
+    checker = OpensAfterTheWindow(lambda peer, number: peer == A)
+    say(checker, A, opening(A))
+    say(checker, B, opening(A))
+    assert checker.violations == []
+    say(checker, B, opening(B))
+    assert checker.violations == ["p1 opens round 0 too early"]
 
 
 def test_two_accepted_sets() -> None:

@@ -56,6 +56,7 @@ from torchbft.sim.round_checkers import (
     OneRootPerRound,
     OneSetPerRound,
     OneStatementPerSlot,
+    OpensAfterTheWindow,
     RootsAreComputed,
     TrainsFromSignedRoots,
     peer_message,
@@ -183,6 +184,7 @@ class Peers(Watcher):
             OneApplicationState(),
             self._certificates,
             OneStatementPerSlot(),
+            OpensAfterTheWindow(self.opens),
             self.sets,
             self.roots,
             HaltsAfterVoidRounds(),
@@ -222,6 +224,11 @@ class Peers(Watcher):
     def round_of(self, name: PeerId) -> int:
         """The round that a running peer's ledger is in."""
         return self.application(name).state.current.number
+
+    def opens(self, name: PeerId, number: int) -> bool:
+        """Whether a running peer's ledger closed the commitments of a round."""
+        known = self.application(name).state.round_of(number)
+        return known is not None and known.reached_open
 
     def later(self, name: PeerId, seconds: float, act: Callable[[], None]) -> None:
         """Do something for a peer, unless it is down by then or was."""

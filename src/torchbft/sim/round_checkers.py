@@ -20,6 +20,7 @@ from torchbft.protocols.peer import LEDGER, ROUND, TRANSACTION, BlockDone
 from torchbft.protocols.round import events, interface
 from torchbft.protocols.round.messages import (
     Closing,
+    Opening,
     Parsed,
     RootCertificate,
     RootVote,
@@ -70,6 +71,21 @@ class OneStatementPerSlot(Checker):
         number = message.statement.round
         if self._said.setdefault((peer, number, message.slot), message.body) != message.body:
             self.violations.append(f"{peer} signed twice: {message.slot} of round {number}")
+
+
+class OpensAfterTheWindow(Checker):
+    """An honest peer shows its opening only after the block that closed the commitments is final to
+    it; ``is_closed`` tells that from the peer's ledger."""
+
+    def __init__(self, is_closed: Callable[[PeerId, int], bool]) -> None:
+        super().__init__()
+        self._is_closed = is_closed
+
+    def on_message(self, peer: PeerId, message: object) -> None:
+        said = message.statement if isinstance(message, Parsed) else None
+        is_own = isinstance(said, Opening) and said.author == peer
+        if said is not None and is_own and not self._is_closed(peer, said.round):
+            self.violations.append(f"{peer} opens round {said.round} too early")
 
 
 class OneSetPerRound(Checker):
