@@ -39,8 +39,12 @@ def test_c30_what_is_not_an_address_says_how_to_write_one(text: str) -> None:
 
 def test_the_holder_of_a_port_is_found_and_a_free_port_has_none() -> None:
     for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
-        sock = socket.socket(family)
-        sock.bind((host, 0))
+        try:
+            sock = socket.socket(family)
+            sock.bind((host, 0))
+        except OSError:
+            assert family == socket.AF_INET6, "a machine may lack IPv6"
+            continue
         port = sock.getsockname()[1]
         assert holder_of(port) is None, "bound is not yet listening"
         sock.listen()
