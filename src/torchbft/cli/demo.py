@@ -6,6 +6,7 @@ import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -216,7 +217,7 @@ def known_rule(local: Local) -> Any:
 
     rule = aggregation.get(local.run.aggregation.rule)
     f = local.run.contributor_faults.f
-    return lambda updates_ND: rule(updates_ND, f)
+    return lambda updates_ND: rule(updates_ND, f, mode="fast")
 
 
 def _swarm(local: Local, liars: Sequence[PeerId], quiet: bool) -> tuple[str, float]:
@@ -227,12 +228,17 @@ def _swarm(local: Local, liars: Sequence[PeerId], quiet: bool) -> tuple[str, flo
     began = time.monotonic()
     running.start()
     try:
-        with LiveView(local.plan.out, local.plan.rounds) as view:
-            show = (lambda: None) if quiet else view.refresh
+        view = nullcontext() if quiet else LiveView(local.plan.out, local.plan.rounds)
+        with view as shown:
+            show = shown.refresh if shown is not None else _nothing
             status = watch(running, local, judged, show, seconds=DEMO_SECONDS)
     finally:
         running.stop()
     return status, time.monotonic() - began
+
+
+def _nothing() -> None:
+    """Shown in a quiet run."""
 
 
 def train_references(
