@@ -9,7 +9,6 @@ import numpy as np
 
 from torchbft.node.link import (
     Begin,
-    Blob,
     Close,
     Delivery,
     Endpoint,
@@ -22,6 +21,7 @@ from torchbft.node.link import (
 )
 from torchbft.primitives.errors import (
     ConfigError,
+    DecodeError,
     HaltError,
     MisuseError,
     StorageError,
@@ -44,7 +44,8 @@ class ProcessLink:
         self._left = False
 
     def start(self, initial: AgreedState) -> AgreedState:
-        self._endpoint.send(Hello(initial.root()), initial.encode())
+        with contextlib.suppress(HaltError):  # the node went first, and may have said why
+            self._endpoint.send(Hello(initial.root()), initial.encode())
         delivery = self._receive()
         if delivery is None:
             raise HaltError(_GONE, where="join", hint="its last lines are in node.log")
@@ -53,7 +54,7 @@ class ProcessLink:
             raise _REFUSALS.get(refused.status, HaltError)(refused.reason, hint=refused.hint)
         if not isinstance(delivery.message, Begin):
             raise _unexpected(delivery)
-        self._state = _state(delivery.blobs[0], initial)
+        self._state = _state(delivery, initial)
         return self._state
 
     def next_round(self) -> RoundStart | RunOver:
@@ -63,7 +64,7 @@ class ProcessLink:
         if not isinstance(delivery.message, Open):
             raise _unexpected(delivery)
         opened = delivery.message
-        self._state = _state(delivery.blobs[0], self._known())
+        self._state = _state(delivery, self._known())
         positions = (
             np.frombuffer(delivery.take(1), dtype="<i8").tolist() if opened.assigned else None
         )
@@ -88,7 +89,7 @@ class ProcessLink:
         closed = delivery.message
         if not isinstance(closed, Close) or closed.round != round:
             raise _unexpected(delivery)
-        self._state = _state(delivery.blobs[0], self._known())
+        self._state = _state(delivery, self._known())
         return RoundOutcome(round, closed.accepted, closed.void, closed.reason, self._state)
 
     def report(
@@ -122,16 +123,19 @@ class ProcessLink:
             return RunOver("stopped", _GONE, self._known())
         message = cast(Over, delivery.message)
         if delivery.blobs:
-            self._state = _state(delivery.blobs[0], self._known())
+            self._state = _state(delivery, self._known())
         status = cast(Literal["finished", "halted", "stopped"], message.status)
         return RunOver(status, message.reason, self._known())
 
 
-def _state(blob: Blob, like: AgreedState) -> AgreedState:
-    """Read a state from shared memory; its layout must be the one this trainer has."""
-    state = AgreedState.decode(blob.view, like.layout)
-    blob.close()
-    return state
+def _state(delivery: Delivery, like: AgreedState) -> AgreedState:
+    """Read a message's state from shared memory; its layout must be the one this trainer has."""
+    if not delivery.blobs:
+        raise DecodeError("the message lacks its shared memory", where="trainer link")
+    try:
+        return AgreedState.decode(delivery.blobs[0].view, like.layout)
+    finally:
+        delivery.blobs[0].close()
 
 
 def _unexpected(delivery: Delivery) -> MisuseError:
