@@ -738,10 +738,15 @@ class RoundMachine:
                 committed(current) if kind == "open" else {*current.waited}
             )
             until = self._closes_at(current, kind, span.since) if span.since is not None else None
-            return kind, self._seen.silent(current.number, kind, waited), until
+            return kind, self._silent(current.number, kind, waited), until
         validators = {seat.name for seat in current.validators}
         name = {Phase.READY: "ready", Phase.ATTEST: "attest"}.get(phase, "rooted")
-        return name, self._seen.silent(current.number, name, validators), None
+        return name, self._silent(current.number, name, validators), None
+
+    def _silent(self, number: int, kind: str, expected: set[str]) -> list[str]:
+        """Who has said nothing yet; this peer's own word counts before it is on the ledger."""
+        mine = {self._me} if self._own.own(number, kind) is not None else set()
+        return self._seen.silent(number, kind, expected - mine)
 
     def _finish(self, state: LedgerState, now: float) -> list[Effect]:
         if state.phase != Phase.FINISHED or self._applied is None:
