@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
 from torchbft.tensors.update import Update
 
+sys.path.insert(0, str(Path(__file__).parent))  # for ``node_swarm``
 NAMES = tuple(PeerId(f"peer-{letter}") for letter in "abcd")
 
 

@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torchbft.node import driver
 from torchbft.node.driver import PeerHost
 from torchbft.node.launch import Keys
 from torchbft.node.link import Close, Endpoint, Hello, Open, Over, Submit, endpoints
+from torchbft.node.supervisor import EXIT_FINISHED
 from torchbft.primitives import trace
 from torchbft.primitives.errors import HaltError
 from torchbft.primitives.ids import PeerId
@@ -39,14 +41,14 @@ from torchbft.tensors.update import Update
 LIMIT = 90.0
 """Seconds that a run of a few rounds may take before its test fails; idle it takes about one."""
 PAUSE = 0.01
-TIMING = Timing(
-    commit_floor=1.0, open_floor=0.5, attest_floor=0.5, root_floor=2.0, first_round=6.0
-)
+TIMING = Timing(commit_floor=1.0, open_floor=0.5, attest_floor=0.5, root_floor=2.0, first_round=6.0)
 
 Payload = Callable[[PeerId, int], bytes]
 
 
+@cache
 def initial_state() -> AgreedState:
+    """Made once: trainers in threads share torch's random generator."""
     torch.manual_seed(5)
     return AgreedState.initial(nn.Linear(3, 2))
 
@@ -176,17 +178,19 @@ class LocalSwarm:
         for name in list(self.tasks):
             await self.down(name)
 
-    async def until(self, reached: Callable[[], bool], what: str = "") -> None:
-        """Let the peers run until something holds; a peer that failed is an error."""
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Let the peers run until something holds. One that failed fails the test, unless the test
+        has taken it out of ``tasks``."""
         async with asyncio.timeout(LIMIT):
             while not reached():
-                for task in self.tasks.values():
-                    if task.done() and task.exception() is not None:
-                        raise task.exception()  # type: ignore[misc]
+                for name, task in self.tasks.items():
+                    assert not task.done() or task.result() == EXIT_FINISHED, f"{name} failed"
                 await asyncio.sleep(PAUSE)
 
     async def finished(self, *names: PeerId) -> None:
-        await self.until(lambda: all(self.phase(name) == "finished" for name in names or self.names))
+        await self.until(
+            lambda: all(self.phase(name) == "finished" for name in names or self.names)
+        )
 
     # --- what they left ---------------------------------------------------------------------------
 
