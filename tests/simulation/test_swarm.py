@@ -130,8 +130,20 @@ def test_a_mutant_is_reported(
 ) -> None:
     mutate(monkeypatch)
     harsh = Parameters(
-        Conditions(jitter=0.05, loss=0.1), liars, 12, 2, 0.005, 0.1, 64, "quick", 0.1, 0.5
+        conditions=Conditions(jitter=0.05, loss=0.1),
+        liars=liars,
+        crashes=12,
+        partitions=2,
+        outages=0,
+        void_votes=0,
+        slips=0,
+        sync_seconds=0.005,
+        isolation=0.1,
+        rounds=64,
+        timing="quick",
+        train_seconds=0.1,
+        train_spread=0.5,
     )
-    monkeypatch.setattr(Parameters, "drawn", classmethod(lambda cls, random, byzantine: harsh))
+    monkeypatch.setattr(Parameters, "drawn", classmethod(lambda cls, *drawn: harsh))
     monkeypatch.setattr(swarm._Swarm, "phase_two", lambda self: [])
     assert any(symptom in violations([seed]) for seed in range(8))

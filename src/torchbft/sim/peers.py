@@ -155,6 +155,8 @@ class Peers(Watcher):
         self.listeners: list[Callable[[PeerId, Effect], None]] = []
         self.finished: set[PeerId] = set()
         self.halted: dict[PeerId, str] = {}
+        self.slips: dict[PeerId, int] = {}
+        """Peers that compute one wrong state, and in which round at the earliest."""
         self._unreadable: set[bytes] = set()
         self._seen = b""
         self.cluster = Cluster(
@@ -390,7 +392,11 @@ class Peers(Watcher):
             return
         held = all(self.plane.has(peer, item.payload_root) for item in effect.accepted)
         if home.root == effect.from_root and held:
-            self._move_to(peer, effect.round, next_root(effect))
+            slip = self.slips.get(peer, effect.round + 1) <= effect.round
+            root = sha256("sim/slip", next_root(effect)) if slip else next_root(effect)
+            if slip:
+                del self.slips[peer]
+            self._move_to(peer, effect.round, root)
         elif peer not in self.liars:
             raise MisuseError(f"{peer} cannot apply round {effect.round} from where it stands")
 
@@ -419,6 +425,7 @@ class Peers(Watcher):
 
     def _take_back(self, peer: PeerId, number: int) -> None:
         home = self.homes[peer]
-        if home.number == number and home.before is not None:
-            (home.number, home.root), home.before = home.before, None
+        if home.number == number:
+            home.number, home.root = home.before or (-1, START_ROOT)
+            home.before = None
             self._tell_state(peer)

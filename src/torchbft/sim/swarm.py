@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 
 from torchbft.primitives.digests import sha256
@@ -18,7 +19,8 @@ from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.runspec import Timing
 from torchbft.protocols.peer import BlockDone
-from torchbft.protocols.round.interface import RootAgreed
+from torchbft.protocols.round.events import RoundFixed
+from torchbft.protocols.round.interface import PreferVoid, RootAgreed
 from torchbft.sim.chaos import Chaos
 from torchbft.sim.liars import LIARS, MALFORMED
 from torchbft.sim.network import Conditions
@@ -40,11 +42,14 @@ MORE_ROUNDS = 2
 CRASH_EFFECTS = 60
 """A crash falls between two of so many effects: those of a whole phase of a round."""
 
+VOID_SHARE = 0.9
+"""Of honest peers that vote for a void round when some do: with liars, about a quorum."""
+
 QUICK = Timing(commit_floor=0.5, open_floor=0.3, attest_floor=0.3, root_floor=2.0, first_round=5.0)
 """Floors near the network's own delays, so that time-outs fire while items are under way."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameters:
     """What one seed means; drawn from it and printed with a failure."""
 
@@ -52,6 +57,12 @@ class Parameters:
     liars: tuple[str, ...]
     crashes: int
     partitions: int
+    outages: int
+    """Moments at which all honest peers go down at once."""
+    void_votes: int
+    """Moments from which on most honest peers' operators would rather void the next round fixed."""
+    slips: int
+    """Honest peers that compute one wrong state: none if the liars are as many as can be."""
     sync_seconds: float
     isolation: float
     """Chance that the first peer to finalize a height, or to see a root signed, is cut off then."""
@@ -62,8 +73,8 @@ class Parameters:
     train_spread: float
 
     @classmethod
-    def drawn(cls, random: Random, byzantine: int) -> Parameters:
-        """The parameters of a seed."""
+    def drawn(cls, random: Random, byzantine: int, spare: int = 0) -> Parameters:
+        """The parameters of a seed; ``spare``: faults that can be tolerated beside the liars."""
         conditions = Conditions(
             latency=random.choice([0.002, 0.02, 0.1]),
             jitter=random.choice([0.001, 0.01, 0.1]),
@@ -73,16 +84,19 @@ class Parameters:
             reorder=random.choice([0.0, 0.2]),
         )
         return cls(
-            conditions,
-            tuple(random.choice(sorted(LIARS)) for _ in range(byzantine)),
-            random.randint(0, 12),
-            random.randint(0, 3),
-            random.choice([0.0, 0.005]),
-            random.choice([0.0, 0.0, 0.1]),
-            random.choice([4, 6, 64]),
-            random.choice(["quick", "default"]),
-            random.choice([0.1, 1.0]),
-            random.choice([0.0, 0.5]),
+            conditions=conditions,
+            liars=tuple(random.choice(sorted(LIARS)) for _ in range(byzantine)),
+            crashes=random.randint(0, 12),
+            partitions=random.randint(0, 3),
+            outages=random.choice([0, 0, 0, 1]),
+            void_votes=random.choice([0, 0, 1]),
+            slips=random.randint(0, max(0, spare)),
+            sync_seconds=random.choice([0.0, 0.005]),
+            isolation=random.choice([0.0, 0.0, 0.1]),
+            rounds=random.choice([4, 6, 64]),
+            timing=random.choice(["quick", "default"]),
+            train_seconds=random.choice([0.1, 1.0]),
+            train_spread=random.choice([0.0, 0.5]),
         )
 
     def line(self) -> str:
@@ -91,7 +105,8 @@ class Parameters:
         return (
             f"liars {', '.join(self.liars) or 'none'}; {self.rounds} rounds, {self.timing} timing,"
             f" training {self.train_seconds:g}+{self.train_spread:g} s; crashes {self.crashes},"
-            f" partitions {self.partitions}, isolation {self.isolation:g}, sync"
+            f" partitions {self.partitions}, outages {self.outages}, void votes {self.void_votes},"
+            f" slips {self.slips}, isolation {self.isolation:g}, sync"
             f" {self.sync_seconds:g} s; latency {net.latency:g}+{net.jitter:g} s,"
             f" {net.bandwidth:g} B/s, loss {net.loss:g}, duplicate {net.duplicate:g}, reorder"
             f" {net.reorder:g}"
@@ -132,7 +147,8 @@ class _Swarm:
 
     def __init__(self, seed: int, peers: int, byzantine: int) -> None:
         self.seed, self.random = seed, Random(f"swarm/{seed}")
-        self.parameters = drawn = Parameters.drawn(self.random, byzantine)
+        spare = FaultModel(peers).f - byzantine
+        self.parameters = drawn = Parameters.drawn(self.random, byzantine, spare)
         names = peer_names(peers)
         seats = tuple(sorted(self.random.sample(names, byzantine)))
         kinds = dict(zip(seats, drawn.liars, strict=True))
@@ -156,6 +172,7 @@ class _Swarm:
             self.cluster, self.peers.honest, self.random, drawn.conditions, self.peers.start
         )
         self.newest = (0, -1)
+        self.disliked: set[int] = set()
         self.seen: dict[PeerId, set[int]] = {name: set() for name in self.peers.honest}
         self.peers.listeners.append(self.on_effect)
 
@@ -167,6 +184,7 @@ class _Swarm:
             number = max(number, effect.round)
         elif isinstance(effect, BlockDone):
             height = max(height, effect.height)
+            self.on_block(peer, effect)
         is_first, self.newest = self.newest != (height, number), (height, number)
         if is_first and self.chaos.is_harsh and self.random.random() < self.parameters.isolation:
             self.chaos.isolate(peer)
@@ -181,7 +199,35 @@ class _Swarm:
             partitions=drawn.partitions,
             effects=CRASH_EFFECTS,
         )
+        self.plan_moments()
         self.cluster.run(SAFETY_SECONDS, lambda: self.newest[1] >= SAFETY_ROUNDS - 1)
+
+    def plan_moments(self) -> None:
+        drawn, random, clock = self.parameters, self.random, self.cluster.clock
+        for count, act in ((drawn.outages, self.outage), (drawn.void_votes, self.dislike)):
+            for _ in range(count):
+                clock.at(random.random() * SAFETY_SECONDS, partial(self.if_harsh, act))
+        for name in random.sample(self.peers.honest, drawn.slips):
+            self.peers.slips[name] = random.randint(0, SAFETY_ROUNDS)
+
+    def if_harsh(self, act: Callable[[], None]) -> None:
+        if self.chaos.is_harsh:
+            act()
+
+    def outage(self) -> None:
+        """The power goes off for all honest peers at once."""
+        for name in self.peers.honest:
+            self.cluster.crash(name)
+
+    def dislike(self) -> None:
+        """Operators dislike the next round that is fixed."""
+        self.disliked.add(1 + max(self.peers.sets.fixed, default=-1))
+
+    def on_block(self, peer: PeerId, done: BlockDone) -> None:
+        for event in done.events:
+            is_disliked = isinstance(event, RoundFixed) and event.round in self.disliked
+            if is_disliked and self.random.random() < VOID_SHARE:
+                self.cluster.feed(peer, PreferVoid(event.round, "simulated"))
 
     def phase_two(self) -> list[str]:
         """Heal a random core of n−f honest peers or more, and demand progress."""
