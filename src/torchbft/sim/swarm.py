@@ -16,7 +16,7 @@ from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Effect
 from torchbft.primitives.errors import PreconditionError
 from torchbft.primitives.faults import FaultModel
-from torchbft.primitives.ids import PeerId
+from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.runspec import Timing
 from torchbft.protocols.peer import BlockDone
 from torchbft.protocols.round.events import RoundFixed
@@ -172,7 +172,7 @@ class _Swarm:
             self.cluster, self.peers.honest, self.random, drawn.conditions, self.peers.start
         )
         self.newest = (0, -1)
-        self.disliked: set[int] = set()
+        self.disliked: set[Round] = set()
         self.seen: dict[PeerId, set[int]] = {name: set() for name in self.peers.honest}
         self.peers.listeners.append(self.on_effect)
 
@@ -221,13 +221,13 @@ class _Swarm:
 
     def dislike(self) -> None:
         """Operators dislike the next round that is fixed."""
-        self.disliked.add(1 + max(self.peers.sets.fixed, default=-1))
+        self.disliked.add(Round(1 + max(self.peers.sets.fixed, default=-1)))
 
     def on_block(self, peer: PeerId, done: BlockDone) -> None:
-        for event in done.events:
-            is_disliked = isinstance(event, RoundFixed) and event.round in self.disliked
-            if is_disliked and self.random.random() < VOID_SHARE:
-                self.cluster.feed(peer, PreferVoid(event.round, "simulated"))
+        fixed = [event.round for event in done.events if isinstance(event, RoundFixed)]
+        for number in self.disliked.intersection(fixed):
+            if self.random.random() < VOID_SHARE:
+                self.cluster.feed(peer, PreferVoid(number, "simulated"))
 
     def phase_two(self) -> list[str]:
         """Heal a random core of n−f honest peers or more, and demand progress."""
