@@ -452,6 +452,37 @@ def test_a_peer_that_starts_late_takes_the_signed_state_and_contributes_from_the
     assert swarm.peers[2].roots[13] == swarm.peers[0].roots[13]
 
 
+class SlowPayload(Peer):
+    """Its payload is out only when most of the time-out has passed."""
+
+    def __init__(self, swarm: Swarm, name: str) -> None:
+        super().__init__(swarm, name)
+        self.out: set[bytes] = set()
+
+    def offer(self, effect: io.OfferPayload) -> None:
+        def late() -> None:
+            self.out.add(effect.payload_root)
+            Peer.offer(self, effect)
+
+        self.after(0.6 * TIMING.attest_floor, late)
+
+    def serves(self, peer: Peer, root: bytes) -> bool:
+        return root in self.out
+
+
+def test_a_parked_member_without_whom_a_round_would_be_void_is_waited_for() -> None:
+    """Three of four are needed; the one that comes back takes the place of one that goes."""
+    swarm = Swarm(4, rounds=12, liars={2: SlowPayload}).start(but=(2,))
+    swarm.run(lambda: 3 in swarm.fixed)
+    assert "peer-2" not in swarm.reference.state.current.waited
+    swarm.at(0.0, swarm.peers[2].start)
+    swarm.at(0.0, swarm.peers[3].crash)
+    swarm.run(lambda: all(peer.finished for peer in swarm.peers[:3])).check()
+    together = [r for r, authors in swarm.fixed.items() if "peer-2" in authors]
+    assert len(together) >= 6
+    assert len(swarm.void) <= 1, swarm.void
+
+
 def test_secrets_open_in_their_time_and_derive_the_same_for_everybody() -> None:
     swarm = Swarm(4, rounds=4).start().play().check()
     openings, commits = {}, {}

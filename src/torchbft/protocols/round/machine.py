@@ -471,7 +471,8 @@ class RoundMachine:
 
     def _attest(self, state: LedgerState, now: float) -> list[Effect]:
         """Fetch what is missing; attest once all that is waited for is here, or at the time-out
-        (10). A member that is not waited for costs no time-out by withholding its payload."""
+        (10). A member that is not waited for costs no time-out by withholding its payload, unless
+        the round would be void without it."""
         current, span = state.current, self._span
         if state.phase != Phase.ATTEST or span is None or span.since is None:
             return []
@@ -485,7 +486,7 @@ class RoundMachine:
         if not self._validates(current) or self._own.own(current.number, "attest") is not None:
             return effects
         at = span.since + self._attest_timeout(current, span.since)
-        if now < at and any(item.author in current.waited for item in lacking):
+        if now < at and (_awaits(current, lacking) or self._too_few(current, lacking)):
             self._wake_at(at)
             return effects
         opened = {item.author: item for item in current.opened}
@@ -493,6 +494,10 @@ class RoundMachine:
             self._seen.status(current.number, opened.get(seat.name)) for seat in current.seats
         )
         return [*effects, *self._own.make(m.Attestation(*self._head(current.number), statuses))]
+
+    def _too_few(self, current: RoundState, lacking: Sequence[Accepted]) -> bool:
+        held = sum(self._seen.stored(current.number, item) for item in current.opened)
+        return bool(lacking) and held < current.m_min
 
     def _attest_timeout(self, current: RoundState, since: float) -> float:
         return self._deadlines.timeout(
@@ -766,6 +771,10 @@ _KIND_OF: dict[Phase, m.Window] = {Phase.COMMIT: "commit", Phase.OPEN: "open"}
 def _need(current: RoundState) -> int:
     """n − f of the contributors: so many arrivals measure a phase."""
     return max(len(current.contributors) - current.f, 1)
+
+
+def _awaits(current: RoundState, lacking: Sequence[Accepted]) -> bool:
+    return any(item.author in current.waited for item in lacking)
 
 
 def _is_at(applied: StateAdvanced, signed: SignedRoot | None) -> bool:
