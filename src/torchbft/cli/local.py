@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from torchbft.cli.init import KEYS, with_task
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
+from torchbft.primitives.keys import SigningKey, save_key
 from torchbft.primitives.runspec import (
     Aggregation,
     Ledger,
@@ -60,6 +62,11 @@ class Plan:
     alpha: float = 0.0
     """Dirichlet parameter of private shards; 0 means assigned public data."""
 
+    @property
+    def names(self) -> tuple[PeerId, ...]:
+        width = len(str(self.peers))
+        return tuple(PeerId(f"peer-{number:0{width}d}") for number in range(1, self.peers + 1))
+
 
 @dataclass
 class Local:
@@ -82,7 +89,8 @@ class Local:
 
 
 def create(plan: Plan) -> Local:
-    """Make the folder, keys and a run file that all members signed. Raises ConfigError."""
+    """Make the folder, keys and a run file that all members signed. Raises ConfigError, and has
+    made nothing then."""
     import torch
 
     from torchbft.node.launch import Keys
@@ -94,22 +102,27 @@ def create(plan: Plan) -> Local:
             "holds a run already", where=str(plan.out), hint="choose another --out, or remove it"
         )
     task = load_task(plan.task)
-    width = len(str(plan.peers))
-    names = [f"peer-{number:0{width}d}" for number in range(1, plan.peers + 1)]
-    keys = {PeerId(name): Keys.create(plan.out / "peers" / name) for name in names}
-    ports = free_ports(plan.peers)
+    keys = {name: Keys(*(SigningKey.generate() for _ in KEYS)) for name in plan.names}
     members = tuple(
-        new_member(name, keys[PeerId(name)].identity, keys[PeerId(name)].voting, port=port)
-        for name, port in zip(names, ports, strict=True)
+        new_member(name, mine.identity, mine.voting, port=port)
+        for (name, mine), port in zip(keys.items(), free_ports(plan.peers), strict=True)
     )
     run = _run_of(plan, members)
-    shards = _shards(plan, task, names)
+    shards = _shards(plan, task)
     run = _with_task(run, plan, task)
     for name, mine in keys.items():
         run = run.signed(name, mine.identity)
     run.check()
+    for name, mine in keys.items():
+        _save(mine, plan.out / "peers" / name)
     (plan.out / "run.toml").write_text(dump_run(run))
     return Local(plan, run, task, keys, shards)
+
+
+def _save(keys: Keys, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for purpose in KEYS:
+        save_key(folder / f"{purpose}.key", getattr(keys, purpose))
 
 
 def _run_of(plan: Plan, members: tuple[Any, ...]) -> RunSpec:
@@ -132,14 +145,12 @@ def _run_of(plan: Plan, members: tuple[Any, ...]) -> RunSpec:
 
 
 def _with_task(run: RunSpec, plan: Plan, task: Task) -> RunSpec:
-    from torchbft.cli.init import with_task
-
     if plan.alpha:
         run = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, mode="private"))
     return with_task(run, plan.task, task)
 
 
-def _shards(plan: Plan, task: Task, names: Sequence[str]) -> Mapping[str, MapStyle] | None:
+def _shards(plan: Plan, task: Task) -> Mapping[str, MapStyle] | None:
     if not plan.alpha:
         return None
     import torch
@@ -149,8 +160,8 @@ def _shards(plan: Plan, task: Task, names: Sequence[str]) -> Mapping[str, MapSty
 
     samples: Any = task.train_set
     labels = torch.tensor([int(samples[index][1]) for index in range(len(samples))])
-    drawn = dirichlet_shards(labels, len(names), plan.alpha, seed=plan.seed)
-    return {name: Subset(samples, part) for name, part in zip(names, drawn, strict=True)}
+    drawn = dirichlet_shards(labels, plan.peers, plan.alpha, seed=plan.seed)
+    return {name: Subset(samples, part) for name, part in zip(plan.names, drawn, strict=True)}
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
@@ -257,7 +268,7 @@ def phase_of(local: Local, name: str) -> str:
         status = msgspec.json.decode((local.folder(name) / "status.json").read_bytes())
     except (OSError, msgspec.DecodeError):
         return ""
-    return str(status.get("phase", ""))
+    return str(status.get("phase", "")) if isinstance(status, dict) else ""
 
 
 def fresh_folder(out: Path | None, what: str) -> Path:
