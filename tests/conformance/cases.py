@@ -41,11 +41,20 @@ def to_bytes(*tensors: torch.Tensor) -> bytes:
     return b"".join(t.contiguous().view(torch.uint8).numpy().tobytes() for t in tensors)
 
 
+def array_bytes(*values: np.ndarray | list[float]) -> bytes:
+    return b"".join(np.asarray(part, np.float64).tobytes() for part in values)
+
+
 def rule_bits(
-    name: str, d: int = 9_000, dtype: torch.dtype = torch.float32, huge: bool = False
+    name: str,
+    d: int = 9_000,
+    dtype: torch.dtype = torch.float32,
+    *,
+    huge: bool = False,
+    n: int = 9,
 ) -> bytes:
     """Result, history and info of two rounds, as bytes."""
-    n, f = 9, 0 if name == "mean" else 2
+    f = 0 if name == "mean" else n // 4
     rule, out = robust.get(name), b""
     state = rule.init(d)
     for round_ in range(2):
@@ -58,9 +67,9 @@ def rule_bits(
     return out
 
 
-def _weights(seed: int, m: int, n: int) -> torch.Tensor:
+def _weights(seed: int, m: int, n: int) -> np.ndarray:
     whole_MN = np.random.default_rng(seed).integers(1, 1000, size=(m, n)).astype(np.float64)
-    return torch.from_numpy(whole_MN / whole_MN.sum(axis=1, keepdims=True))
+    return whole_MN / whole_MN.sum(axis=1, keepdims=True)
 
 
 _RULES = (
@@ -74,8 +83,10 @@ CASES: dict[str, Callable[[], bytes]] = {
     "default, bfloat16": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.bfloat16),
     "default, float16": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.float16),
     "default, a row of 1e20": lambda: rule_bits("arc+nnm+trimmed_mean", huge=True),
+    "default, 31 rows, mixed by a product": lambda: rule_bits("arc+nnm+trimmed_mean", n=31),
+    "default, 40,000 coordinates": lambda: rule_bits("arc+nnm+trimmed_mean", 40_000, n=7),
     "default, 13 coordinates": lambda: rule_bits("arc+nnm+trimmed_mean", 13),
-    "gram": lambda: to_bytes(gram(rows(7, 20, 9_000)), row_norms(rows(8, 20, 9_000))),
+    "gram": lambda: array_bytes(gram(rows(7, 20, 9_000)), row_norms(rows(8, 20, 9_000))),
     "weighted_sum": lambda: to_bytes(weighted_sum(_weights(9, 2, 3), rows(9, 3, 40_000))),
     **{
         name: TENSOR_CASES[name]
@@ -85,7 +96,7 @@ CASES: dict[str, Callable[[], bytes]] = {
         )
     },
     "sqrt": lambda: to_bytes(sqrt(rows(12, 1, 40_000).abs()), sqrt(rows(13, 1, 9).double().abs())),
-    "matmul_in_order": lambda: to_bytes(
+    "matmul_in_order": lambda: array_bytes(
         matmul_in_order(_weights(10, 40, 50), _weights(11, 50, 40))
     ),
 }
@@ -114,12 +125,17 @@ def _onednn_convolution() -> bytes:
     return to_bytes(torch.nn.functional.conv2d(x_ND, rows(24, 64, 32 * 9).view(64, 32, 3, 3)))
 
 
+def _numpy_exponential() -> bytes:
+    return to_bytes(torch.from_numpy(np.exp(rows(26, 1, 50_000, torch.float64).numpy() / 2.0**8)))
+
+
 CONTROLS: dict[str, Callable[[], bytes]] = {
     "float64 mm (threads, MKL_CBWR)": _float64_product,
     "add with alpha (ATEN_CPU_CAPABILITY)": _fused_multiply_add,
     "float32 sum (threads)": _float32_sum,
     "square root (MKL_CBWR)": _mkl_square_root,
     "convolution (ONEDNN_MAX_CPU_ISA)": _onednn_convolution,
+    "exponential (NPY_DISABLE_CPU_FEATURES)": _numpy_exponential,
 }
 
 

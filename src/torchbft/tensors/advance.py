@@ -143,7 +143,7 @@ def _trimmed_mean(rows_NB: Tensor, f: int) -> Tensor:
     """Mean of the n − 2f middle values of each column (Yin et al. 2018, definition 2)."""
     positive_zero_NB = rows_NB + 0.0  # a sort may leave −0 and +0 in either order
     kept_MB = positive_zero_NB.sort(dim=0).values[f : len(rows_NB) - f]
-    return sum_in_order(kept_MB, dim=0) / len(kept_MB)
+    return torch.from_numpy(sum_in_order(kept_MB.numpy(), axis=0)) / len(kept_MB)
 
 
 def integer_median(rows_NI: Tensor) -> Tensor:

@@ -4,8 +4,9 @@
     python tests/conformance/aggregation/bits.py --all      the full cross product
     python tests/conformance/aggregation/bits.py --freeze   write frozen_bits.json anew: approving
 
-Axes: ATEN_CPU_CAPABILITY x MKL_CBWR x ONEDNN_MAX_CPU_ISA, one process each; threads 1, 2 and 4
-inside each process. Prints JSON; exits 1 when a case has more than one value or not the frozen one.
+Axes: ATEN_CPU_CAPABILITY x MKL_CBWR x ONEDNN_MAX_CPU_ISA, one process each, with
+NPY_DISABLE_CPU_FEATURES such that each pair of values occurs; threads 1, 2 and 4 inside each
+process. Prints JSON; exits 1 when a case has more than one value or not the frozen one.
 """
 
 from __future__ import annotations
@@ -30,12 +31,19 @@ AXES = {
     "MKL_CBWR": (None, "COMPATIBLE", "AVX2"),
     "ONEDNN_MAX_CPU_ISA": (None, "SSE41", "AVX2"),
 }
+NUMPY = "NPY_DISABLE_CPU_FEATURES"
+WITHOUT = (None, "X86_V4 AVX512_ICL AVX512_SPR", "X86_V3 X86_V4 AVX512_ICL AVX512_SPR")
+"""Vector instructions that NumPy does without: none, AVX-512, and AVX2 as well."""
 Environment = dict[str, str | None]
 FULL: list[Environment] = [
-    dict(zip(AXES, values, strict=True)) for values in product(*AXES.values())
+    {**dict(zip(AXES, values, strict=True)), NUMPY: WITHOUT[sum(places) % len(WITHOUT)]}
+    for values, places in zip(
+        product(*AXES.values()), product(*(range(len(axis)) for axis in AXES.values())), strict=True
+    )
 ]
 PRUNED: list[Environment] = [
-    dict(zip(AXES, values, strict=True)) for values in zip(*AXES.values(), strict=True)
+    dict(zip((*AXES, NUMPY), values, strict=True))
+    for values in zip(*AXES.values(), WITHOUT, strict=True)
 ]
 """Latin: every value of every axis occurs, with threads 1, 2 and 4 each."""
 PROCESS_TIMEOUT_S = 300.0
@@ -45,7 +53,7 @@ PROCESS_TIMEOUT_S = 300.0
 def run(environment: Environment) -> dict[str, Any]:
     """Return what cases.py prints in one environment."""
     settings = {name: value for name, value in environment.items() if value is not None}
-    base = {name: value for name, value in os.environ.items() if name not in AXES}
+    base = {name: value for name, value in os.environ.items() if name not in {*AXES, NUMPY}}
     finished = subprocess.run(
         [sys.executable, str(CASES)],
         env={**base, "PYTHONPATH": str(SOURCE), **settings},

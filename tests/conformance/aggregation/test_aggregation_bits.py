@@ -40,11 +40,12 @@ def test_each_value_of_each_axis_was_run(report: dict[str, Any]) -> None:
     assert {value for name, value in seen if name == "MKL_CBWR"} == {"COMPATIBLE", "AVX2"}
     assert {value for name, value in seen if name == "ONEDNN_MAX_CPU_ISA"} == {"SSE41", "AVX2"}
     assert {v for n, v in seen if n == "ATEN_CPU_CAPABILITY"} == {"default", "avx2", "avx512"}
+    assert len({value for name, value in seen if name == "NPY_DISABLE_CPU_FEATURES"}) == 2
 
 
 @pytest.mark.skipif(not X86, reason="the grid varies x86 libraries")
 def test_the_grid_does_change_what_ordinary_operations_return(report: dict[str, Any]) -> None:
-    """Negative control: a float64 product, a sum and a fused add differ over the same grid.
+    """Negative control: a float64 product, a sum, a fused add and an exponential differ over it.
 
     The product and the sum depend on the number of threads (and the product on MKL_CBWR), adding
     with alpha= on the vector width. So equal bits above are the code's doing, not the grid's.
@@ -53,4 +54,5 @@ def test_the_grid_does_change_what_ordinary_operations_return(report: dict[str, 
     assert controls["float64 mm (threads, MKL_CBWR)"] > 1
     assert controls["float32 sum (threads)"] > 1
     if len(report["capabilities"]) > 1:
+        assert controls["exponential (NPY_DISABLE_CPU_FEATURES)"] > 1
         assert controls["add with alpha (ATEN_CPU_CAPABILITY)"] > 1

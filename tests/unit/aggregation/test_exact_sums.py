@@ -1,6 +1,7 @@
 """Exact arithmetic against big integers and fractions."""
 
 from fractions import Fraction
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -9,65 +10,104 @@ import torch
 from torchbft.tensors.exact import (
     BLOCK_COLUMNS,
     Mixer,
-    exponent,
+    block_columns,
     gram,
-    gram_of_block_,
+    gram_of_blocks_,
     matmul_in_order,
-    pow2,
-    quantise,
+    quantise_,
     row_norms,
     spans,
     sqrt,
     sum_in_order,
     weighted_sum,
+    workspace,
 )
+from torchbft.tensors.exact.scaling import rounder
+from torchbft.tensors.exact.workspace import MOST_HELD_BYTES
 
 
 def rows(seed: int, n: int, d: int, dtype: type = np.float32) -> torch.Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal((n, d)).astype(dtype))
 
 
-def test_exponent_and_pow2_agree_with_frexp() -> None:
-    values = [1.0, 1.5, 2.0, 3.9999, 2.0**-400, 2.0**400, 1e-300, 7.25]
-    found = exponent(torch.tensor(values, dtype=torch.float64))
-    assert found.tolist() == [int(np.frexp(value)[1]) - 1 for value in values]
-    powers = torch.arange(-1022, 1024)
-    assert pow2(powers).tolist() == [2.0 ** int(power) for power in powers]
+def quantised(block_NB: torch.Tensor) -> np.ndarray:
+    copied = block_NB.double().numpy().copy()
+    quantise_(copied)
+    return copied
+
+
+def steps_of(row: np.ndarray) -> float:
+    """The step of a row's grid: 2^-19 of the power of two below its largest magnitude."""
+    return 2.0 ** (int(np.frexp(np.abs(row).max())[1]) - 20)
+
+
+def test_a_rounder_holds_one_and_a_half_times_two_to_the_52_steps() -> None:
+    values = np.array([1.0, 1.5, 2.0, 3.9999, 2.0**-390, 2.0**400, 1e-100, 7.25])
+    steps = rounder(values, 20) / (1.5 * 2.0**52)
+    assert steps.tolist() == [steps_of(value) for value in values]
+    assert rounder(np.zeros(1), 20)[0] == rounder(np.array([2.0**-400]), 20)[0]
 
 
 @pytest.mark.parametrize("spread", [1e-30, 1.0, 1e30])
-def test_quantised_rows_are_integers_close_to_the_row(spread: float) -> None:
+def test_quantised_rows_are_whole_multiples_of_a_step_close_to_the_row(spread: float) -> None:
     block_NB = rows(1, 4, 1000) * spread
-    q_NB, scale_N = quantise(block_NB)
-    assert torch.equal(q_NB, q_NB.round())
-    assert 2**19 <= float(q_NB.abs().max()) <= 2**20
-    error_NB = (q_NB * scale_N[:, None] - block_NB.double()).abs()
-    assert bool((error_NB.amax(1) <= block_NB.double().abs().amax(1) * 2.0**-20).all())
+    for row, values in zip(block_NB.double().numpy(), quantised(block_NB), strict=True):
+        whole = values / steps_of(row)
+        assert np.array_equal(whole, np.rint(whole))
+        assert 2**19 <= np.abs(whole).max() <= 2**20
+        assert np.abs(values - row).max() <= np.abs(row).max() * 2.0**-20
+        assert np.array_equal(whole, np.rint(row / steps_of(row))), "to nearest, ties to even"
 
 
 def test_quantised_zeros_stay_zero_and_a_spike_coarsens_its_own_row_only() -> None:
     block_NB = torch.ones(3, 8)
     block_NB[1] = 0.0
     block_NB[2, 3] = 1e30
-    q_NB, scale_N = quantise(block_NB)
-    assert float(q_NB[1].abs().max()) == 0.0
-    assert torch.equal(q_NB[0] * scale_N[0], torch.ones(8, dtype=torch.float64))
+    found = quantised(block_NB)
+    assert np.array_equal(found[:2], block_NB[:2].numpy())
+    assert found[2].tolist() == [0.0] * 3 + [pytest.approx(1e30, rel=1e-6)] + [0.0] * 4
 
 
-def test_gram_is_the_exact_integer_product_of_the_quantised_block() -> None:
-    block_NB = rows(2, 5, BLOCK_COLUMNS)
-    q_NB, scale_N = quantise(block_NB)
-    integers = q_NB.to(torch.int64).numpy().astype(object)
-    exact = integers @ integers.T
-    found = gram_of_block_(block_NB.double()) / scale_N[:, None] / scale_N[None, :]
-    assert [[int(x) for x in row] for row in found.tolist()] == exact.tolist()
+def test_ties_go_to_the_even_multiple() -> None:
+    row = np.array([[2.0**20, 0.5, 1.5, 2.5, -0.5, -1.5]])
+    quantise_(row)
+    assert row.tolist() == [[2.0**20, 0.0, 2.0, 2.0, 0.0, -2.0]]
 
 
-def test_the_largest_block_product_stays_below_two_to_the_53() -> None:
-    worst = torch.full((1, BLOCK_COLUMNS), 1.0 - 2.0**-53, dtype=torch.float64)
-    q_NB, _ = quantise(worst)
-    assert int(q_NB.abs().max()) == 2**20
+def test_gram_is_the_exact_integer_product_of_the_quantised_blocks() -> None:
+    width = BLOCK_COLUMNS
+    points = rows(2, 5, 2 * width).double().numpy()
+    expected = [[Fraction(0)] * 5 for _ in range(5)]
+    for start in (0, width):
+        block = quantised(torch.from_numpy(points[:, start : start + width]))
+        steps = [steps_of(row) for row in points[:, start : start + width]]
+        whole = [[int(v / step) for v in row] for row, step in zip(block, steps, strict=True)]
+        for i in range(5):
+            for j in range(5):
+                product = sum(a * b for a, b in zip(whole[i], whole[j], strict=True))
+                expected[i][j] = Fraction(
+                    float(expected[i][j] + product * Fraction(steps[i]) * Fraction(steps[j]))
+                )
+    total = np.zeros((5, 5))
+    gram_of_blocks_(points, width, total)
+    assert total.tolist() == [[float(value) for value in row] for row in expected]
+
+
+def test_the_largest_block_product_stays_below_two_to_the_53_steps() -> None:
+    worst = np.full((1, BLOCK_COLUMNS), 2.0 - 2.0**-52)
+    quantise_(worst)
+    assert worst.max() == 2.0
     assert BLOCK_COLUMNS * (2**20) ** 2 < 2**53
+
+
+@pytest.mark.parametrize("d", [0, 1, 7, 8, 9, 4095, 4096, 4097, 4810, 8192, 38_376, 1_000_003])
+def test_blocks_of_one_width_cover_the_columns_with_few_to_spare(d: int) -> None:
+    width = block_columns(d)
+    blocks = -(-d // width)
+    assert 8 <= width <= BLOCK_COLUMNS
+    assert width % 8 == 0
+    assert blocks <= -(-d // BLOCK_COLUMNS)
+    assert blocks * width - d < 8 * max(1, blocks)
 
 
 @pytest.mark.parametrize("d", [0, 1, BLOCK_COLUMNS - 1, 3 * BLOCK_COLUMNS + 5])
@@ -77,14 +117,14 @@ def test_gram_and_norms_stay_within_the_rounding_of_the_operands(d: int) -> None
     step_N = 2.0**-20 * (rows_ND.abs().amax(1) if d else torch.zeros(6))
     lengths_N = rows_ND.abs().sum(1) + d * step_N
     bound_NN = step_N[:, None] * lengths_N[None, :] + step_N[None, :] * lengths_N[:, None]
-    assert bool(((gram(rows_ND) - expected_NN).abs() <= bound_NN).all())
-    assert torch.allclose(row_norms(rows_ND), expected_NN.diagonal().sqrt(), rtol=2e-6)
+    assert bool(((torch.from_numpy(gram(rows_ND)) - expected_NN).abs() <= bound_NN).all())
+    np.testing.assert_allclose(row_norms(rows_ND), expected_NN.diagonal().sqrt(), rtol=2e-6)
 
 
 def test_gram_of_long_rows_is_far_better_than_its_operands() -> None:
     rows_ND = rows(5, 4, 50_000).double()
     expected_NN = rows_ND @ rows_ND.t()
-    assert float((gram(rows_ND) - expected_NN).abs().max()) < 5e-8 * 50_000
+    assert np.abs(gram(rows_ND) - expected_NN.numpy()).max() < 5e-8 * 50_000
 
 
 def test_sum_in_order_is_the_left_to_right_sum() -> None:
@@ -92,26 +132,29 @@ def test_sum_in_order_is_the_left_to_right_sum() -> None:
     total = 0.0
     for value in values:
         total += value
-    assert sum_in_order(torch.tensor(values, dtype=torch.float64)).item() == total
-    assert sum_in_order(torch.zeros(3, 0)).tolist() == [0.0, 0.0, 0.0]
-    assert sum_in_order(torch.ones(2, 3), dim=0).tolist() == [2.0, 2.0, 2.0]
+    assert sum_in_order(np.array(values)).item() == total
+    assert sum_in_order(np.zeros((3, 0))).tolist() == [0.0, 0.0, 0.0]
+    assert sum_in_order(np.ones((2, 3)), axis=0).tolist() == [2.0, 2.0, 2.0]
+    assert not np.signbit(sum_in_order(np.array([-0.0, -0.0])))
 
 
-def test_matmul_in_order_is_the_naive_triple_loop() -> None:
-    left, right = rows(4, 3, 5, np.float64), rows(5, 5, 4, np.float64)
+@pytest.mark.parametrize(("m", "k", "n"), [(3, 5, 4), (40, 50, 45), (2, 0, 3)])
+def test_matmul_in_order_is_the_naive_triple_loop(m: int, k: int, n: int) -> None:
+    left, right = rows(4, m, k, np.float64).numpy(), rows(5, k, n, np.float64).numpy()
     found = matmul_in_order(left, right)
-    for i in range(3):
-        for j in range(4):
+    assert found.shape == (m, n)
+    for i in range(m):
+        for j in range(n):
             total = 0.0
-            for k in range(5):
-                total += left[i, k].item() * right[k, j].item()
+            for inner in range(k):
+                total += left[i, inner].item() * right[inner, j].item()
             assert found[i, j].item() == total
 
 
 def test_weighted_sum_rounds_once_and_never_reads_a_row_of_weight_zero() -> None:
     rows_ND = rows(6, 4, 20_000)
     rows_ND[3] = float("nan")
-    weights_MN = torch.tensor([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0]], dtype=torch.float64)
+    weights_MN = np.array([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0]])
     found = weighted_sum(weights_MN, rows_ND)
     assert found.dtype == torch.float32
     assert torch.equal(found[1], rows_ND[2])
@@ -125,8 +168,8 @@ def test_weighted_sum_rounds_once_and_never_reads_a_row_of_weight_zero() -> None
     assert weighted_sum(weights_MN, rows_ND.double()).dtype == torch.float64
 
 
-def mask_mixing(n: int, kept: int, factors: list[float]) -> torch.Tensor:
-    mixing_MN = torch.zeros(n, n, dtype=torch.float64)
+def mask_mixing(n: int, kept: int, factors: list[float]) -> np.ndarray:
+    mixing_MN = np.zeros((n, n))
     for row in range(n):
         for step in range(kept):
             column = (row + step) % n
@@ -134,23 +177,66 @@ def mask_mixing(n: int, kept: int, factors: list[float]) -> torch.Tensor:
     return mixing_MN
 
 
-@pytest.mark.parametrize("factors", [[1.0] * 7, [1.0, 0.5, 1.0, 0.1, 0.0, 1.0, 0.3]])
-def test_mixing_by_product_agrees_with_mixing_row_by_row(factors: list[float]) -> None:
-    mixing_MN, block_NB = mask_mixing(7, 5, factors), rows(7, 7, 3000)
-    block_NB[:, 0] *= 1e-20  # each column has its own scale
+def mixed(mixing_MN: np.ndarray, block_NB: np.ndarray) -> np.ndarray:
+    out_MB = np.full((len(mixing_MN), block_NB.shape[1]), np.nan, block_NB.dtype)
+    Mixer(mixing_MN)(block_NB, out_MB)
+    return out_MB
+
+
+def one_by_one(mixing_MN: np.ndarray, block_NB: np.ndarray) -> np.ndarray:
+    """Each product and each sum rounded in float64, rows in order; then to the block's dtype."""
+    out_MB = np.zeros((len(mixing_MN), block_NB.shape[1]))
+    for total_B, weights_N in zip(out_MB, mixing_MN, strict=True):
+        for weight, row_B in zip(weights_N, block_NB, strict=True):
+            if weight != 0.0:
+                total_B += row_B.astype(np.float64) * weight
+    return out_MB.astype(block_NB.dtype)
+
+
+MIXINGS = {
+    "one weight a column": mask_mixing(7, 5, [1.0, 0.5, 1.0, 0.1, 1.0, 1.0, 0.3]),
+    "a row that nobody uses": mask_mixing(7, 5, [1.0, 0.5, 1.0, 0.1, 0.0, 1.0, 0.3]),
+    "many weights a column": rows(8, 6, 7, np.float64).abs().numpy(),
+    "equal outputs": np.full((5, 5), 0.2),
+    "one output": np.full((1, 9), 1 / 9),
+    "no term": np.zeros((2, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", MIXINGS)
+def test_mixing_in_order_is_one_rounding_after_another(name: str, dtype: type) -> None:
+    mixing_MN = MIXINGS[name]
+    block_NB = rows(9, mixing_MN.shape[1], 40_000, dtype).numpy()
+    block_NB[:, :9] = -0.0
+    block_NB[~mixing_MN.any(axis=0)] = np.nan
+    found_MB = mixed(mixing_MN, block_NB)
+    assert not Mixer(mixing_MN).by_product
+    assert np.array_equal(found_MB, one_by_one(mixing_MN, block_NB))
+    assert not np.signbit(found_MB[:, :9]).any()
+
+
+@pytest.mark.parametrize("factors", [[1.0] * 31, [1.0, 0.5, 0.0, 0.1, 1.0] * 6 + [0.3]])
+def test_mixing_by_an_exact_product_agrees_with_mixing_in_order(factors: list[float]) -> None:
+    mixing_MN, block_NB = mask_mixing(31, 24, factors), rows(7, 31, 9000, np.float64).numpy()
+    block_NB[:, 0] *= 1e-20  # each column has its own grid
     block_NB[:, 1] = 0.0
-    mixer = Mixer(mixing_MN, 3000, block_NB.device)
-    assert mixer.by_product
-    expected_MB = matmul_in_order(mixing_MN, block_NB.double())
-    error_MB = (mixer(block_NB) - expected_MB).abs()
-    assert bool((error_MB <= 2.0**-44 * block_NB.double().abs().amax(0)).all())
+    assert Mixer(mixing_MN).by_product
+    error_MB = np.abs(mixed(mixing_MN, block_NB) - one_by_one(mixing_MN, block_NB))
+    assert (error_MB <= 2.0**-43 * np.abs(block_NB).max(0)).all()
 
 
-def test_mixing_of_any_other_shape_goes_row_by_row() -> None:
-    mixing_MN, block_NB = rows(8, 3, 4, np.float64).abs(), rows(9, 4, 100)
-    mixer = Mixer(mixing_MN, 100, block_NB.device)
-    assert not mixer.by_product
-    assert torch.equal(mixer(block_NB), matmul_in_order(mixing_MN, block_NB.double()))
+def test_a_workspace_is_the_threads_own_and_kept_up_to_a_bound() -> None:
+    first = workspace("test", 3, 4)
+    assert workspace("test", 2, 2).base is first.base
+    other: list[np.ndarray] = []
+    thread = Thread(target=lambda: other.append(workspace("test", 3, 4)))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(first, other[0])
+    large = MOST_HELD_BYTES // 8 + 1
+    assert not np.shares_memory(workspace("test", large), workspace("test", large))
+    assert workspace("test", 3, dtype=np.float32).dtype == np.float32
 
 
 def test_spans_cover_every_column_once() -> None:

@@ -10,17 +10,27 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchbft.tensors.aggregation.inputs import working_dtype
 from torchbft.tensors.aggregation.mixture import mixture_of, shares
-from torchbft.tensors.aggregation.network import mean_of, order_statistics
+from torchbft.tensors.aggregation.network import Block, as_block, mean_of, order_statistics
 from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, Work
-from torchbft.tensors.exact import Mixer, matmul_in_order, row_norms, spans
+from torchbft.tensors.exact import (
+    Blocks,
+    Float64s,
+    Mixer,
+    matmul_in_order,
+    row_norms,
+    spans,
+    working_dtype,
+    workspace,
+)
 
-_BLOCK_VALUES = 1 << 18
-"""Values of a block of rows: 1 MiB of float32, about half of a core's second-level cache."""
+_BLOCK_VALUES = 1 << 17
+"""Values of a block of rows: 512 KiB of float32; with the network's workspace, half of a core's
+second-level cache."""
 _LEAST_WIDTH, _MOST_WIDTH = 1 << 12, 1 << 16
 """Narrower blocks cost more in calls than they save in cache misses; wider ones gain nothing."""
 
@@ -36,11 +46,11 @@ class CoordinateRule(Rule):
         """Raise PreconditionError unless 2f < n."""
         self.need(2 * f < n, "2f < n", n=n, f=f)
 
-    def combine(self, block_NB: Tensor, f: int) -> Tensor:
-        """Return the result for one block (N, B), which is overwritten."""
+    def combine(self, block_NB: Block, f: int) -> Block:
+        """Return the result for one block (N, B) in the working dtype."""
         return mean_of(self._kept_rows(block_NB, f))
 
-    def _kept_rows(self, block_NB: Tensor, f: int) -> list[Tensor]:
+    def _kept_rows(self, block_NB: Block, f: int) -> list[Block]:
         return order_statistics(block_NB, *self.kept(block_NB.shape[0], f))
 
     def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
@@ -48,7 +58,7 @@ class CoordinateRule(Rule):
         rows_ND, n = work.rows_ND, work.rows_ND.shape[0]
         if not work.stages:
             result_D, counts_N = self._combine_all(work, None, work.f)
-            norms_N = row_norms(rows_ND).tolist() if work.info else []
+            norms_N = row_norms(rows_ND) if work.info else []
             return result_D, AggregationInfo(shares(counts_N), (), norms_N)
         mixture = mixture_of(work)
         mixing_MN = mixture.coefficients_MT[:, :n]
@@ -56,34 +66,57 @@ class CoordinateRule(Rule):
         weights_N = matmul_in_order(counts_M[None, :], mixing_MN)[0]
         return result_D, AggregationInfo(shares(weights_N), mixture.refused, mixture.norms_N)
 
-    def _combine_all(self, work: Work, mixing_MN: Tensor | None, f: int) -> tuple[Tensor, Tensor]:
+    def _combine_all(
+        self, work: Work, mixing_MN: Float64s | None, f: int
+    ) -> tuple[Tensor, Float64s]:
         """Return the result (D,) and in how many coordinates each (mixed) row was kept."""
         rows_ND, dtype = work.rows_ND, working_dtype(work.rows_ND.dtype)
         n, d = rows_ND.shape
         m = n if mixing_MN is None else len(mixing_MN)
-        width = min(d, max(_BLOCK_VALUES // n, _LEAST_WIDTH), _MOST_WIDTH)
         out_D = rows_ND.new_empty(d, dtype=dtype)
-        counts_M = rows_ND.new_zeros(m, dtype=torch.int64)
-        work_MB = rows_ND.new_empty(m, width, dtype=dtype)
-        mix = _mixer(mixing_MN, work_MB, exact=work.exact)
-        for span in spans(d, max(width, 1)):
-            block_MB = work_MB[:, : span.stop - span.start].copy_(mix(rows_ND[:, span]))
-            before_MB = block_MB.clone() if work.info else block_MB
+        counts_M = np.zeros(m)
+        mix = _mixer(mixing_MN, rows_ND, exact=work.exact)
+        for span in spans(d, _block_width(m, d)):
+            block_MB = mix(span)
             kept = self._kept_rows(block_MB, f)
-            out_D[span] = mean_of(kept)
+            out_D[span] = torch.as_tensor(mean_of(kept))
             if work.info:
-                counts_M += ((before_MB >= kept[0]) & (before_MB <= kept[-1])).sum(1)
-        return out_D, counts_M.to("cpu", torch.float64)
+                within_MB = (block_MB >= kept[0]) & (block_MB <= kept[-1])
+                counts_M += [_count(within_B) for within_B in within_MB]
+        return out_D, counts_M
 
 
-def _mixer(mixing_MN: Tensor | None, work_MB: Tensor, *, exact: bool) -> Callable[[Tensor], Tensor]:
-    """Return what turns a block of rows into a block of mixed rows."""
+def _block_width(m: int, d: int) -> int:
+    """Columns of a block of m rows, such that the blocks of d columns are alike."""
+    widest = min(max(_BLOCK_VALUES // m, _LEAST_WIDTH), _MOST_WIDTH)
+    return -(-d // max(1, -(-d // widest))) or 1
+
+
+def _count(within_B: Block) -> int:
+    if isinstance(within_B, np.ndarray):
+        return int(np.count_nonzero(within_B))
+    return int(within_B.sum())
+
+
+def _mixer(mixing_MN: Float64s | None, rows_ND: Tensor, *, exact: bool) -> Callable[[slice], Block]:
+    """Return what gives a block of (mixed) rows, valid until the next one."""
+    if not exact:
+        dtype = working_dtype(rows_ND.dtype)
+        if mixing_MN is None:
+            return lambda span: as_block(rows_ND[:, span].to(dtype))
+        weights_MN = torch.from_numpy(mixing_MN).to(rows_ND.device, dtype)
+        return lambda span: as_block(weights_MN @ rows_ND[:, span].to(dtype))
+    blocks = Blocks(rows_ND)
     if mixing_MN is None:
-        return lambda block_NB: block_NB
-    if exact:
-        return Mixer(mixing_MN, work_MB.shape[1], work_MB.device)
-    weights_MN = mixing_MN.to(work_MB)
-    return lambda block_NB: weights_MN @ block_NB.to(work_MB.dtype)
+        return blocks.__getitem__
+    mixer, m = Mixer(mixing_MN), len(mixing_MN)
+
+    def mix(span: slice) -> Block:
+        mixed_MB = workspace("mixed", m, span.stop - span.start, dtype=blocks.dtype)
+        mixer(blocks[span], mixed_MB)
+        return mixed_MB
+
+    return mix
 
 
 class Median(CoordinateRule):

@@ -10,12 +10,21 @@ Shapes: N contributions, R references, T = N + R, D coordinates, B columns of on
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from torchbft.tensors.aggregation.inputs import working_dtype
-from torchbft.tensors.aggregation.network import median_of
-from torchbft.tensors.exact import BLOCK_COLUMNS, WORK_COLUMNS, gram_of_block_, spans
+from torchbft.tensors.aggregation.network import as_block, median_of
+from torchbft.tensors.exact import (
+    WORK_VALUES,
+    Blocks,
+    Float64s,
+    block_columns,
+    gram_of_blocks_,
+    spans,
+    working_dtype,
+    workspace,
+)
 
 NORM_BOUND = 100.0
 """Rows farther from the median than this many times the (n−f)-th smallest distance are refused.
@@ -23,43 +32,64 @@ Honest rows that differ this much have no common mean worth protecting, so the b
 only; a lie below it is the rule's business. It never refuses more than f rows."""
 
 
-def centred_gram(rows_ND: Tensor, references: list[Tensor], *, exact: bool) -> Tensor:
-    """Return the float64 Gram matrix (T, T) of rows, then references, on the CPU.
+PLAIN_COLUMNS = 1 << 14
+"""Columns of a block without quantisation: a float64 row is 128 KiB."""
+
+
+def centred_gram(rows_ND: Tensor, references: list[Tensor], *, exact: bool) -> Float64s:
+    """Return the Gram matrix (T, T) of rows, then references.
 
     rows_ND: finite floats. references: float vectors of D entries. exact: quantised operands, same
-    bits everywhere; otherwise a plain float64 product.
+    bits everywhere, rows on the CPU; otherwise a plain float64 product.
     """
+    if not exact:
+        return _plain_gram(rows_ND, references)
     n, d = rows_ND.shape
     size = n + len(references)
-    total_TT = rows_ND.new_zeros(size, size, dtype=torch.float64)
-    work_NB = rows_ND.new_empty(n, min(d, WORK_COLUMNS), dtype=working_dtype(rows_ND.dtype))
-    points_TB = rows_ND.new_empty(size, min(d, BLOCK_COLUMNS), dtype=torch.float64)
-    for span in spans(d, WORK_COLUMNS):
-        block_NB = rows_ND[:, span]
-        median_B = median_of(work_NB[:, : block_NB.shape[1]].copy_(block_NB)).double()
-        for part in spans(block_NB.shape[1], BLOCK_COLUMNS):
-            points = points_TB[:, : part.stop - part.start]
-            points[:n] = block_NB[:, part]
-            for place, reference_D in enumerate(references, start=n):
-                points[place] = reference_D[span][part]
-            points.sub_(median_B[part])
-            total_TT.add_(gram_of_block_(points) if exact else points @ points.t())
-    return total_TT.cpu()
+    total_TT = np.zeros((size, size))
+    blocks, sources = Blocks(rows_ND), [Blocks(vector_D[None]) for vector_D in references]
+    width = block_columns(d)
+    for span in spans(d, width * max(1, WORK_VALUES // (size * width))):
+        filled = span.stop - span.start
+        points_TB = workspace("points", size, -(-filled // width) * width)
+        points_TB[:, filled:] = 0.0
+        centred_TB = points_TB[:, :filled]
+        centred_TB[:n] = block_NB = blocks[span]
+        for place, source in enumerate(sources, start=n):
+            centred_TB[place] = source[span]
+        centred_TB -= median_of(block_NB).astype(np.float64)
+        gram_of_blocks_(points_TB, width, total_TT)
+    return total_TT
 
 
-def squared_distances(gram_TT: Tensor) -> Tensor:
-    """Return the float64 squared distances between the points of a Gram matrix, >= 0."""
+def _plain_gram(rows_ND: Tensor, references: list[Tensor]) -> Float64s:
+    """The same by ordinary products, on the rows' device."""
+    n, d = rows_ND.shape
+    total_TT = rows_ND.new_zeros(n + len(references), n + len(references), dtype=torch.float64)
+    for span in spans(d, PLAIN_COLUMNS):
+        block_NB = rows_ND[:, span].to(working_dtype(rows_ND.dtype))
+        median_B = torch.as_tensor(median_of(as_block(block_NB)))
+        points_TB = torch.stack([*block_NB, *(vector_D[span] for vector_D in references)]).double()
+        points_TB -= median_B.double()
+        total_TT += points_TB @ points_TB.t()
+    plain_TT: Float64s = total_TT.cpu().numpy()
+    return plain_TT
+
+
+def squared_distances(gram_TT: Float64s) -> Float64s:
+    """Return the squared distances between the points of a Gram matrix, >= 0."""
     squares_T = gram_TT.diagonal()
-    distances_TT = squares_T[:, None] + squares_T[None, :] - 2.0 * gram_TT
-    return distances_TT.clamp_(min=0.0).fill_diagonal_(0.0)
+    distances_TT = np.maximum(squares_T[:, None] + squares_T - 2.0 * gram_TT, 0.0)
+    np.fill_diagonal(distances_TT, 0.0)
+    return distances_TT
 
 
-def kth_smallest(values_N: Tensor, k: int) -> float:
+def kth_smallest(values_N: Float64s, k: int) -> float:
     """Return the k-th smallest of finite values, k from 1."""
     return float(sorted(values_N.tolist())[k - 1])
 
 
-def beyond_norm_bound(gram_NN: Tensor, n: int, f: int) -> tuple[int, ...]:
+def beyond_norm_bound(gram_NN: Float64s, n: int, f: int) -> tuple[int, ...]:
     """Return the rows (at most f) that lie too far from the coordinate-wise median."""
     squares_N = gram_NN.diagonal()[:n]
     bound = NORM_BOUND * NORM_BOUND * kth_smallest(squares_N, n - f)

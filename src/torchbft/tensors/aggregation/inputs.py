@@ -12,14 +12,9 @@ import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import MisuseError
-from torchbft.tensors.exact import MAX_MAGNITUDE
+from torchbft.tensors.exact import MAX_MAGNITUDE, working_dtype
 
 SUPPORTED_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-def working_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a rule's blocks: float64 for float64, float32 for everything else."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def check_updates(
@@ -46,7 +41,11 @@ def _refusal(update: Tensor, d: int, dtype: torch.dtype | None) -> str | None:
 def _not_finite(values: Tensor) -> str | None:
     if values.numel() == 0:
         return None
-    least, most = (float(bound) for bound in torch.aminmax(values))
+    if values.device.type == "cpu":
+        block = values.to(working_dtype(values.dtype)).numpy()
+        least, most = float(block.min()), float(block.max())
+    else:
+        least, most = (float(bound) for bound in torch.aminmax(values))
     if not (math.isfinite(least) and math.isfinite(most)):
         place = int(torch.isfinite(values).logical_not().reshape(-1).to(torch.uint8).argmax())
         return f"non-finite value at coordinate {place}"
@@ -66,7 +65,7 @@ def as_rows(updates: Tensor) -> Tensor:
     if updates.dim() == 0 or updates.shape[0] == 0:
         raise MisuseError("updates need a first axis of contributions", where="aggregation")
     rows_ND = updates.detach().flatten(1) if updates.dim() > 1 else updates.detach()[:, None]
-    for row, values_D in enumerate(rows_ND):
+    for row, values_D in enumerate(rows_ND if _not_finite(rows_ND) else ()):
         if (reason := _not_finite(values_D)) is not None:
             raise MisuseError(
                 f"row {row}: {reason}",

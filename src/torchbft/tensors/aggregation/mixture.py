@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from torchbft.tensors.aggregation.geometry import (
@@ -23,7 +23,7 @@ from torchbft.tensors.aggregation.geometry import (
     squared_distances,
 )
 from torchbft.tensors.aggregation.rule import PreAggregation, Work
-from torchbft.tensors.exact import matmul_in_order, sqrt
+from torchbft.tensors.exact import Float64s, matmul_in_order, sqrt
 
 ZERO = "zero"
 """The reference vector 0."""
@@ -38,8 +38,8 @@ class Mixture:
     """
 
     f: int
-    coefficients_MT: Tensor
-    gram_PP: Tensor
+    coefficients_MT: Float64s
+    gram_PP: Float64s
     references: dict[str, Tensor]
     refused: tuple[int, ...]
     norms_N: list[float]
@@ -54,7 +54,7 @@ class Mixture:
         """Where each reference stands in ``gram_PP``."""
         return {name: self.m + place for place, name in enumerate(self.references)}
 
-    def compose(self, mixing_MP: Tensor) -> Tensor:
+    def compose(self, mixing_MP: Float64s) -> Float64s:
         """Turn coefficients over mixed rows and references into ones over the original points."""
         return matmul_in_order(mixing_MP, self._with_references(self.coefficients_MT))
 
@@ -62,17 +62,14 @@ class Mixture:
         """Return the mixture after one more stage."""
         mixing_MP = stage.select(self.gram_PP, n=self.m, f=self.f, refs=self.refs)
         step_PP = self._with_references(mixing_MP)
-        gram_PP = matmul_in_order(matmul_in_order(step_PP, self.gram_PP), step_PP.t())
+        gram_PP = matmul_in_order(matmul_in_order(step_PP, self.gram_PP), step_PP.T)
         return Mixture(
             self.f, self.compose(mixing_MP), gram_PP, self.references, self.refused, self.norms_N
         )
 
-    def _with_references(self, matrix: Tensor) -> Tensor:
-        count = len(self.references)
-        below = torch.eye(matrix.shape[1], dtype=torch.float64, device=matrix.device)[
-            matrix.shape[1] - count :
-        ]
-        return torch.cat([matrix, below])
+    def _with_references(self, matrix: Float64s) -> Float64s:
+        points = matrix.shape[1]
+        return np.concatenate((matrix, np.eye(points)[points - len(self.references) :]))
 
 
 def mixture_of(work: Work) -> Mixture:
@@ -83,18 +80,15 @@ def mixture_of(work: Work) -> Mixture:
     norms_N = sqrt(squared_distances(gram_TT)[n, :n]).tolist()
     refused = beyond_norm_bound(gram_TT, n, work.f)
     kept = [place for place in range(len(gram_TT)) if place not in refused]
-    coefficients_MT = torch.eye(len(gram_TT), dtype=torch.float64, device="cpu")[
-        kept[: n - len(refused)]
-    ]
-    mixture = Mixture(
-        work.f - len(refused), coefficients_MT, gram_TT[kept][:, kept], references, refused, norms_N
-    )
+    coefficients_MT = np.eye(len(gram_TT))[kept[: n - len(refused)]]
+    gram_PP = gram_TT[np.ix_(kept, kept)] if refused else gram_TT
+    mixture = Mixture(work.f - len(refused), coefficients_MT, gram_PP, references, refused, norms_N)
     for stage in work.stages:
         mixture = mixture.mixed_by(stage)
     return mixture
 
 
-def shares(weights_N: Tensor) -> list[float]:
+def shares(weights_N: Float64s) -> list[float]:
     """Scale non-negative weights to sum 1, as Python floats; all zero stays all zero."""
     total = 0.0
     for weight in weights_N.tolist():

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from torchbft.primitives.errors import PreconditionError
 from torchbft.tensors.aggregation.geometry import kth_smallest, squared_distances
 from torchbft.tensors.aggregation.mixture import ZERO
 from torchbft.tensors.aggregation.rule import PreAggregation
 from torchbft.tensors.aggregation.span import clip_factors
-from torchbft.tensors.exact import sqrt
+from torchbft.tensors.exact import Float64s, sqrt
 
 
 class NNM(PreAggregation):
@@ -31,18 +30,20 @@ class NNM(PreAggregation):
         """Raise PreconditionError unless 2f < n."""
         self.need(2 * f < n, "2f < n", n=n, f=f)
 
-    def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
+    def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return 1/(n−f) at each row's nearest rows."""
-        distances_NN = squared_distances(gram_PP[:n, :n]).fill_diagonal_(-1.0)
-        nearest = distances_NN.sort(dim=1, stable=True).indices[:, : n - f]
-        mixing_NP = gram_PP.new_zeros(n, len(gram_PP))
-        return mixing_NP.scatter_(1, nearest, 1.0 / (n - f))
+        mixing_NP = np.zeros((n, len(gram_PP)))
+        for row, distances_N in enumerate(squared_distances(gram_PP[:n, :n]).tolist()):
+            distances_N[row] = -1.0
+            nearest = sorted(range(n), key=distances_N.__getitem__)[: n - f]
+            mixing_NP[row, nearest] = 1.0 / (n - f)
+        return mixing_NP
 
 
 class _Clipping(PreAggregation):
     """Rows longer than a bound are shortened to it."""
 
-    def bound(self, norms_N: Tensor, n: int, f: int) -> float:
+    def bound(self, norms_N: Float64s, n: int, f: int) -> float:
         """Return the length to which longer rows are clipped."""
         raise NotImplementedError
 
@@ -50,13 +51,13 @@ class _Clipping(PreAggregation):
         """Raise PreconditionError unless 2f < n."""
         self.need(2 * f < n, "2f < n", n=n, f=f)
 
-    def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
+    def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return each row's factor, the rest of its weight on the zero vector."""
         zero = refs[ZERO]
         norms_N = sqrt(squared_distances(gram_PP)[zero, :n])
         factors_N = clip_factors(norms_N, self.bound(norms_N, n, f))
-        mixing_NP = gram_PP.new_zeros(n, len(gram_PP))
-        mixing_NP[:, :n] = torch.diag(factors_N)
+        mixing_NP = np.zeros((n, len(gram_PP)))
+        np.fill_diagonal(mixing_NP, factors_N)
         mixing_NP[:, zero] = 1.0 - factors_N
         return mixing_NP
 
@@ -71,7 +72,7 @@ class ARC(_Clipping):
 
     name = "arc"
 
-    def bound(self, norms_N: Tensor, n: int, f: int) -> float:
+    def bound(self, norms_N: Float64s, n: int, f: int) -> float:
         """Return the (k+1)-th largest norm."""
         clipped = 2 * f * (n - f) // n
         return kth_smallest(norms_N, n - clipped)
@@ -94,6 +95,6 @@ class NormClipping(_Clipping):
             raise PreconditionError(f"norm_clipping needs threshold > 0, not {threshold}")
         self.threshold = threshold
 
-    def bound(self, norms_N: Tensor, n: int, f: int) -> float:
+    def bound(self, norms_N: Float64s, n: int, f: int) -> float:
         """Return the threshold, or the (n−f)-th smallest norm."""
         return kth_smallest(norms_N, n - f) if self.threshold is None else self.threshold

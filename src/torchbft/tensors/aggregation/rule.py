@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchbft.primitives.errors import MisuseError, PreconditionError
 from torchbft.tensors.aggregation.inputs import as_rows
+from torchbft.tensors.exact import Float64s
 
 RuleState = dict[str, Tensor]
 """A rule's history, named float tensors of shape (D,); empty for rules without history."""
@@ -77,10 +78,10 @@ class PreAggregation(Stage):
     """True if a plain mean of this stage's output is moved only a bounded distance by f rows."""
 
     @abstractmethod
-    def select(self, gram_TT: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
-        """Return mixing_NT, float64: each mixed row's coefficients over rows and references, sum 1.
+    def select(self, gram_TT: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
+        """Return mixing_NT: each mixed row's coefficients over rows and references, sum 1.
 
-        gram_TT: float64 inner products of n rows and of the references, placed where refs says.
+        gram_TT: inner products of n rows and of the references, placed where refs says.
         """
 
 
@@ -158,10 +159,13 @@ class Rule(Stage):
             raise MisuseError(f"unknown mode {mode!r}", where=self.name, hint=f"one of {MODES}")
         rows_ND = as_rows(updates)
         self.check(n=rows_ND.shape[0], f=f)
-        state = self._checked(state, rows_ND)
-        result_D, info = self.last.run(
-            Work(rows_ND, f, self.stages, state, exact=mode == "deterministic", info=want_info)
-        )
+        state, exact = self._checked(state, rows_ND), mode == "deterministic"
+        if exact:  # on the CPU, whatever holds the rows
+            rows_ND = rows_ND.cpu()
+            state = {name: vector_D.cpu() for name, vector_D in state.items()}
+        work = Work(rows_ND, f, self.stages, state, exact=exact, info=want_info)
+        result_D, info = self.last.run(work)
+        result_D = result_D.to(updates.device)
         result = result_D.reshape(updates.shape[1:]).to(updates.dtype, copy=True)
         return result, self.last.advance(state, result_D), info
 

@@ -8,15 +8,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import PreconditionError
 from torchbft.tensors.aggregation.geometry import kth_smallest, squared_distances
-from torchbft.tensors.aggregation.inputs import working_dtype
 from torchbft.tensors.aggregation.mixture import ZERO, mixture_of, shares
 from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, RuleState, Work
-from torchbft.tensors.exact import row_norms, sqrt, sum_in_order, weighted_sum
+from torchbft.tensors.exact import (
+    Float64s,
+    row_norms,
+    sqrt,
+    sum_in_order,
+    weighted_sum,
+    working_dtype,
+)
 
 WEISZFELD_STEPS = 100
 """Weiszfeld converges linearly; published uses stop after 3 to 10 steps."""
@@ -30,10 +37,10 @@ class SpanRule(Rule):
     """A rule that returns Σ_p w_p·x_p over rows and references."""
 
     @abstractmethod
-    def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
-        """Return weights_P, float64, of sum 1.
+    def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
+        """Return weights_P of sum 1.
 
-        gram_PP: float64 inner products, about a common centre, of n rows (f of them a liar's) and
+        gram_PP: inner products, about a common centre, of n rows (f of them a liar's) and
         of the references, which stand where ``refs`` says.
         """
 
@@ -48,11 +55,11 @@ class SpanRule(Rule):
         return result_D, info
 
 
-def _combine(work: Work, weights_T: Tensor, references: Mapping[str, Tensor]) -> Tensor:
+def _combine(work: Work, weights_T: Float64s, references: Mapping[str, Tensor]) -> Tensor:
     rows_ND, n = work.rows_ND, work.rows_ND.shape[0]
     dtype = working_dtype(rows_ND.dtype)
     if not work.exact:
-        result_D = weights_T[:n].to(rows_ND.device, dtype) @ rows_ND.to(dtype)
+        result_D = torch.from_numpy(weights_T[:n]).to(rows_ND.device, dtype) @ rows_ND.to(dtype)
     else:
         result_D = weighted_sum(weights_T[None, :n], rows_ND)[0]
     for weight, (name, vector_D) in zip(weights_T[n:].tolist(), references.items(), strict=True):
@@ -70,7 +77,7 @@ class Mean(SpanRule):
         """Raise PreconditionError unless f = 0."""
         self.need(f == 0, "f = 0", n=n, f=f)
 
-    def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
+    def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return 1/n for each row."""
         return _equal_weights(range(n), len(gram_PP))
 
@@ -80,12 +87,12 @@ class Mean(SpanRule):
             return super().run(work)
         n = work.rows_ND.shape[0]
         weights_N = _equal_weights(range(n), n)
-        norms_N = row_norms(work.rows_ND).tolist() if work.info else []
+        norms_N = row_norms(work.rows_ND) if work.info else []
         return _combine(work, weights_N, {}), AggregationInfo(shares(weights_N), (), norms_N)
 
 
-def _equal_weights(chosen: range | list[int], size: int) -> Tensor:
-    weights = torch.zeros(size, dtype=torch.float64)
+def _equal_weights(chosen: range | list[int], size: int) -> Float64s:
+    weights = np.zeros(size)
     weights[list(chosen)] = 1.0 / len(chosen)
     return weights
 
@@ -110,11 +117,11 @@ class MultiKrum(SpanRule):
         if self.m is not None:
             self.need(1 <= self.m <= n - f - 2, f"1 <= m <= n - f - 2 (m={self.m})", n=n, f=f)
 
-    def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
+    def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return equal weights for the m rows of least score."""
-        nearest_NN = squared_distances(gram_PP[:n, :n]).sort(dim=1).values[:, 1 : n - f - 1]
-        scores_N = sum_in_order(nearest_NN)
-        best = scores_N.sort(stable=True).indices.tolist()
+        nearest_NN = np.sort(squared_distances(gram_PP[:n, :n]), axis=1)[:, 1 : n - f - 1]
+        scores_N = sum_in_order(nearest_NN).tolist()
+        best = sorted(range(n), key=scores_N.__getitem__)
         return _equal_weights(best[: self.m or n - f - 2], len(gram_PP))
 
 
@@ -145,7 +152,7 @@ class GeometricMedian(SpanRule):
         """Raise PreconditionError unless 2f < n."""
         self.need(2 * f < n, "2f < n", n=n, f=f)
 
-    def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
+    def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return the last step's weights."""
         weights_P = _equal_weights(range(n), len(gram_PP))
         distances_N = distances_to(gram_PP, weights_P)[:n]
@@ -153,20 +160,20 @@ class GeometricMedian(SpanRule):
         if smoothing == 0.0:  # n − f rows coincide with their mean: it is the median
             return weights_P
         for _ in range(WEISZFELD_STEPS):
-            before_P, weights_P = weights_P, torch.zeros_like(weights_P)
-            inverse_N = 1.0 / distances_N.clamp(min=smoothing)
+            before_P, weights_P = weights_P, np.zeros_like(weights_P)
+            inverse_N = 1.0 / np.maximum(distances_N, smoothing)
             weights_P[:n] = inverse_N / sum_in_order(inverse_N)
-            if float((weights_P - before_P).abs().max()) < WEISZFELD_TOLERANCE:
+            if float(np.abs(weights_P - before_P).max()) < WEISZFELD_TOLERANCE:
                 break
             distances_N = distances_to(gram_PP, weights_P)[:n]
         return weights_P
 
 
-def distances_to(gram_PP: Tensor, weights_P: Tensor) -> Tensor:
+def distances_to(gram_PP: Float64s, weights_P: Float64s) -> Float64s:
     """Return the distance of each point to Σ w_p·x_p, for weights of sum 1."""
     product_P = sum_in_order(gram_PP * weights_P)
     square = sum_in_order(product_P * weights_P)
-    return sqrt((gram_PP.diagonal() - 2.0 * product_P + square).clamp_(min=0.0))
+    return sqrt(np.maximum(gram_PP.diagonal() - 2.0 * product_P + square, 0.0))
 
 
 class CentredClipping(SpanRule):
@@ -200,9 +207,9 @@ class CentredClipping(SpanRule):
         """The centre of the next round is this round's result."""
         return {self._CENTRE: result_D}
 
-    def select(self, gram_PP: Tensor, *, n: int, f: int, refs: Mapping[str, int]) -> Tensor:
+    def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return the coefficients of v over rows and centre."""
-        weights_P = gram_PP.new_zeros(len(gram_PP))
+        weights_P = np.zeros(len(gram_PP))
         weights_P[refs[self._CENTRE]] = 1.0
         for _ in range(self.iterations):
             distances_N = distances_to(gram_PP, weights_P)[:n]
@@ -211,10 +218,10 @@ class CentredClipping(SpanRule):
             weights_P[:n] += pull_N
         return weights_P
 
-    def _radius(self, distances_N: Tensor, rank: int) -> float:
+    def _radius(self, distances_N: Float64s, rank: int) -> float:
         return kth_smallest(distances_N, rank) if self.threshold is None else self.threshold
 
 
-def clip_factors(lengths_N: Tensor, bound: float) -> Tensor:
+def clip_factors(lengths_N: Float64s, bound: float) -> Float64s:
     """Return min(1, bound / length), 1 where the length is 0."""
-    return torch.where(lengths_N > bound, torch.full_like(lengths_N, bound) / lengths_N, 1.0)
+    return np.divide(bound, lengths_N, out=np.ones_like(lengths_N), where=lengths_N > bound)

@@ -54,7 +54,7 @@ class PendingResidual:
 def _norm(values_D: Tensor) -> float:
     if not all_finite(values_D):
         return float("nan")
-    return float(row_norms(values_D[None])[0])
+    return row_norms(values_D[None])[0]
 
 
 def _clipped(values_D: Tensor, limit: float) -> Tensor:
