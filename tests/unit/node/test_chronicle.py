@@ -83,8 +83,8 @@ def test_the_phases_of_a_round_add_up_and_evaluation_is_no_part_of_training(
     lived(chronicle)
     phases = {r.name: r.seconds for r in records(tmp_path, trace.Phase)}
     assert phases == {
-        "train": 0.5, "encode": 0.25, "wait": 1.0, "commit": 1.0, "reveal": 1.0, "decide": 1.0, "fetch": 1.0,
-        "aggregate": 1.0, "root": 1.0,
+        "train": 0.5, "encode": 0.25, "wait": 1.0, "commit": 1.0, "reveal": 1.0, "decide": 1.0,
+        "fetch": 1.0, "aggregate": 1.0, "root": 1.0,
     }  # fmt: skip
     (ended,) = records(tmp_path, trace.RoundEnded)
     assert (ended.train_seconds, ended.consensus_seconds) == (0.5, 6.25)

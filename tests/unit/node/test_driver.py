@@ -16,14 +16,16 @@ from typing import Any
 import pytest
 from node_swarm import LocalSwarm, honest, run_swarm, update
 
-from torchbft.node import driver, statecopy
+from torchbft.node import driver
 from torchbft.node.driver import STATE, PeerHost
 from torchbft.node.storage.log import AppendLog, read_log
 from torchbft.node.supervisor import EXIT_FAILED, EXIT_FINISHED
 from torchbft.primitives import trace
+from torchbft.primitives.effects import Broadcast, Effect, Received
 from torchbft.primitives.errors import ConfigError, CorruptLogError, StorageError
 from torchbft.primitives.ids import PeerId
-from torchbft.protocols.peer import PeerMachine
+from torchbft.protocols.peer import ROUND, PeerMachine
+from torchbft.protocols.round.roots import read_vote
 
 A, B, C, D = (PeerId(f"peer-{letter}") for letter in "abcd")
 
@@ -157,38 +159,62 @@ def test_c10_all_peers_stop_at_once_and_resume_to_the_same_root(tmp_path: Path) 
     assert all(trained), "after a restart of all, somebody was given nothing to train"
 
 
+class VotesOneRoot:
+    """A peer's machine that after round 0 neither sends nor hears root votes, as a silent liar."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._machine = PeerMachine(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._machine, name)
+
+    def start(self, now: float) -> list[Effect]:
+        return [e for e in self._machine.start(now) if not _is_late_vote(e)]
+
+    def handle(self, event: object, now: float) -> list[Effect]:
+        if _is_late_vote(event):
+            return []
+        return [e for e in self._machine.handle(event, now) if not _is_late_vote(e)]
+
+
+def _is_late_vote(what: object) -> bool:
+    if not isinstance(what, Broadcast | Received) or what.message[:1] != ROUND:
+        return False
+    vote = read_vote(what.message[1:])
+    return vote is not None and vote.statement.round > 0
+
+
 def test_a_peer_that_is_needed_and_behind_asks_until_it_gets_the_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three of four are a quorum: two that wait for the third's root vote would wait for ever if
-    its only question for the agreed state were lost."""
-    monkeypatch.setattr(statecopy, "RETRY_SECONDS", 0.2)
+    """A quorum of roots needs the one that is behind, and its questions for the agreed state are
+    lost: if it asked once, all would wait for ever."""
     monkeypatch.setattr(driver, "RETRY_SECONDS", 0.2)
     lost = []
 
     async def story(swarm: LocalSwarm) -> None:
         for name in (A, B, D):
-            swarm.up(name)
-        await swarm.until(lambda: 2 in swarm.rounds(A))
-        await swarm.down(D)
+            swarm.up(name, build=VotesOneRoot if name == D else PeerMachine)
+        await swarm.until(lambda: 0 in swarm.rounds(A) and swarm.hosts[A]._current_round() == 2)
         host = swarm.up(C)
         await swarm.until(lambda: hasattr(host, "_control"))
         send = host._control.send
 
         def lossy(to: PeerId, message: bytes) -> None:
-            if message[:1] == STATE and len(lost) < 6:
+            if message[:1] == STATE and len(lost) < 9:
                 lost.append(to)
             else:
                 send(to, message)
 
         monkeypatch.setattr(host._control, "send", lossy)
-        await swarm.finished(A, B, C)
+        await swarm.finished()
 
-    swarm = LocalSwarm(tmp_path, rounds=6)
+    swarm = LocalSwarm(tmp_path)
     run_swarm(swarm, story)
-    assert len(lost) == 6
-    assert len({swarm.root(name) for name in (A, B, C)}) == 1
+    assert len(lost) == 9
+    assert equal_roots(swarm)
     assert "copying the agreed state" in swarm.notices(C)
+    assert 1 in swarm.rounds(A)
 
 
 def test_a_state_that_was_damaged_on_the_disk_is_copied_from_the_others(tmp_path: Path) -> None:
