@@ -29,6 +29,8 @@ DEMO_SECONDS = 600.0
 """A demo that takes longer is stopped and says so."""
 POINTS = 100.0
 """Accuracies are reported in percent; gaps in points."""
+FORK = "both certified"
+"""How the verifier says that two blocks of one height have certificates (``report.replay``)."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,9 @@ def demo(
 
 
 def raise_for(result: Mapping[str, Any]) -> None:
-    """End with the exit code that a demo's outcome stands for."""
+    """End with the exit code that a demo's outcome stands for; a fork is worse than a halt."""
+    if result["finalized_wrong"]:
+        raise stop(ExitCode.CHECK_FAILED)
     if result["status"] != "finished" or result["rounds_counted"] == 0:
         raise stop(ExitCode.HALTED)
     if not (result["honest_roots_equal"] and result["ledger_verified"]):
@@ -129,11 +133,15 @@ def run_demo(
 
     ``known``: references of the same plan, if they have been trained already.
     """
+    from torchbft import attacks
+
     began = time.monotonic()
+    lying = attack not in ("none", "") and byzantine > 0
+    liars = draw_liars(plan.names, byzantine, plan.seed) if lying else ()
+    if lying:
+        attacks.get(attack)  # a name that is not known is told before a folder is made
     local = create(plan)
-    honest_attack = attack in ("none", "") or byzantine == 0
-    liars = () if honest_attack else draw_liars(local.names, byzantine, plan.seed)
-    oracle = None if honest_attack else arm(local, attack, liars, strength)
+    oracle = arm(local, attack, liars, strength) if lying else None
     facts = _facts(plan, local, attack if liars else "none", liars, oracle is not None)
     (plan.out / "demo.json").write_bytes(msgspec.json.encode(facts))
     try:
@@ -306,7 +314,8 @@ def judge(
     verdict = verify(local.plan.out)
     honest = [name for name in local.names if name not in liars]
     finished = [name for name in honest if phase_of(local, name) == "finished"]
-    roots = {view.peers[name].ended.root for name in finished if view.peers[name].ended}  # type: ignore[union-attr]
+    ends = [view.peers[name].ended for name in finished]
+    roots = {end.root if end is not None else "" for end in ends}
     accuracy = final_accuracy(view, finished)
     compared = asdict(references) if references else {}
     gap = compared["reference_accuracy"] - accuracy if compared and accuracy is not None else None
@@ -345,9 +354,7 @@ def final_accuracy(view: RunView, finished: Sequence[PeerId]) -> float | None:
 def finalized_wrong(verdict: Verdict, view: RunView, honest: Sequence[PeerId]) -> bool:
     """Whether honest peers agreed on different things: two blocks at a height, or two roots of a
     round that each believes signed."""
-    forked = any(
-        "fork" in problem.what or "different block" in problem.what for problem in verdict.problems
-    )
+    forked = any(FORK in problem.what for problem in verdict.problems)
     roots: dict[int, set[str]] = {}
     for name in honest:
         for number, ended in view.peers[name].rounds.items() if name in view.peers else ():
@@ -408,6 +415,7 @@ def summary(result: Mapping[str, Any]) -> str:
         + (f": {result['halted_because']}" if result["halted_because"] else ""),
         f"honest peers hold the same model: {'yes' if result['honest_roots_equal'] else 'NO'}"
         + (f" (root {result['root'][:16]}…)" if result["root"] else ""),
+        *(["honest peers agreed on DIFFERENT things"] if result["finalized_wrong"] else []),
         f"log verified offline: {'yes' if result['ledger_verified'] else 'NO'}",
         f"accuracy {shown(result['accuracy'])}"
         f"; trusted mean {shown(result.get('reference_accuracy'))}"
