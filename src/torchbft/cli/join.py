@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from torchbft.cli.init import own_name
+from torchbft.cli.init import own_keys, own_name
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
 from torchbft.primitives.errors import ConfigError
 
@@ -47,6 +47,7 @@ def join(
     run.check_signed()
     me = own_name(run_file, name)
     run.member(me)
+    own_keys(run_file, me)  # a node without them would end at once, in a log of its own
     made = load_task(task or run.task.name, run.task.digest)
     check_task(made, run)
     if (data is not None) != (run.data.mode == "private"):
