@@ -24,7 +24,7 @@ from torchbft.sim.network import Conditions
 from torchbft.sim.swarm import Parameters, run, run_many
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_seed_is_safe_and_then_live(seed: int) -> None:
     result = run(seed)
     assert result.safety_violations == [], result.parameters.line()
@@ -33,7 +33,7 @@ def test_a_seed_is_safe_and_then_live(seed: int) -> None:
     assert not result.halted
 
 
-@pytest.mark.parametrize(("peers", "byzantine"), [(1, 0), (2, 0), (4, 1)])
+@pytest.mark.parametrize(("peers", "byzantine"), [(1, 0), (2, 0), (4, 0), (4, 1)])
 def test_swarms_of_other_sizes(peers: int, byzantine: int) -> None:
     result = run(3, peers, byzantine)
     assert result.safety_violations == [], result.parameters.line()
@@ -46,13 +46,12 @@ def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
     environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    here, other = run(11, 4, 1).trace_hash, run(12, 4, 1).trace_hash
-    assert done.stdout.strip() == here != other
+    assert done.stdout.strip() == run(11, 4, 1).trace_hash != run(12, 4, 1).trace_hash
 
 
 def test_many_seeds_report_as_they_go() -> None:
     seen = []
-    results = run_many(range(2), 4, 1, on_result=lambda result: seen.append(result.seed))
+    results = run_many(range(2), 1, 0, on_result=lambda result: seen.append(result.seed))
     assert seen == [0, 1]
     assert [r.seed for r in results] == seen
 

@@ -232,7 +232,9 @@ class _Swarm:
     def phase_two(self) -> list[str]:
         """Heal a random core of n−f honest peers or more, and demand progress."""
         host, honest = self.peers, self.peers.honest
-        core = sorted(self.random.sample(honest, self.random.randint(self.quorum, len(honest))))
+        least = len(honest) if self.parameters.slips else self.quorum  # who slipped is no help
+        core = sorted(self.random.sample(honest, self.random.randint(least, len(honest))))
+        host.slips.clear()
         was_over = bool(host.halted)
         self.chaos.heal(core)
         before = self.newest[1]
