@@ -32,9 +32,9 @@ SAFETY_SECONDS = 20.0
 SAFETY_ROUNDS = 5
 """Signed rounds that end phase one early."""
 
-LIVENESS_SECONDS = 3600.0
+LIVENESS_SECONDS = 600.0
 """Virtual time within which the core must sign rounds: time-outs that grew with a bad spell, for
-each window of the rounds until absent members are no longer waited for."""
+each window of the rounds until absent members are no longer waited for. A minute is usual."""
 
 MORE_ROUNDS = 2
 """Rounds that the core must fix and sign after the healing, unless the run ends before."""
