@@ -130,6 +130,8 @@ def _ordered(
 
 def pool_float_buffers(rows: Sequence[Tensor], layout: StateLayout, f: int) -> Tensor:
     """One value per float buffer entry from n > 2f rows (float32 B each), f of them lies."""
+    if layout.float_buffer_count == 0:
+        return torch.zeros(0)
     rows_NB = torch.stack(list(rows)).to(torch.float64)
     mean_places_V, variance_places_V = layout.moments
     pooled_B = _trimmed_mean(rows_NB, f)
@@ -148,6 +150,8 @@ def _trimmed_mean(rows_NB: Tensor, f: int) -> Tensor:
 
 def integer_median(rows_NI: Tensor) -> Tensor:
     """Median of each column (int64 N × I); between two middle values, their floored mean."""
+    if rows_NI.numel() == 0:
+        return rows_NI.new_zeros(rows_NI.shape[1])
     sorted_NI = rows_NI.sort(dim=0).values
     low_I, high_I = sorted_NI[(len(rows_NI) - 1) // 2], sorted_NI[len(rows_NI) // 2]
     return (low_I & high_I) + ((low_I ^ high_I) >> 1)  # their sum could overflow

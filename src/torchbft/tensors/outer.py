@@ -53,10 +53,10 @@ class OuterSGD:
     ) -> tuple[Tensor, Tensor]:
         if self.momentum == 0:
             return parameters_D - pseudo_gradient_D * self.lr, momentum_D
-        momentum_D = momentum_D * self.momentum + pseudo_gradient_D
+        momentum_D = (momentum_D * self.momentum).add_(pseudo_gradient_D)
         direction_D = momentum_D
         if self.nesterov:
-            direction_D = momentum_D * self.momentum + pseudo_gradient_D
+            direction_D = (momentum_D * self.momentum).add_(pseudo_gradient_D)
         return parameters_D - direction_D * self.lr, momentum_D
 
 

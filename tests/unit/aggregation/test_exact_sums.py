@@ -10,9 +10,10 @@ import torch
 from torchbft.tensors.exact import (
     BLOCK_COLUMNS,
     Mixer,
+    add_gram_,
     block_columns,
     gram,
-    gram_of_blocks_,
+    magnitude,
     matmul_in_order,
     quantise_,
     row_norms,
@@ -31,7 +32,7 @@ def rows(seed: int, n: int, d: int, dtype: type = np.float32) -> torch.Tensor:
 
 
 def quantised(block_NB: torch.Tensor) -> np.ndarray:
-    copied = block_NB.double().numpy().copy()
+    copied = block_NB.numpy().copy()
     quantise_(copied)
     return copied
 
@@ -41,16 +42,23 @@ def steps_of(row: np.ndarray) -> float:
     return 2.0 ** (int(np.frexp(np.abs(row).max())[1]) - 20)
 
 
-def test_a_rounder_holds_one_and_a_half_times_two_to_the_52_steps() -> None:
+def test_a_rounder_holds_one_and_a_half_times_two_to_the_mantissa_steps() -> None:
     values = np.array([1.0, 1.5, 2.0, 3.9999, 2.0**-390, 2.0**400, 1e-100, 7.25])
     steps = rounder(values, 20) / (1.5 * 2.0**52)
     assert steps.tolist() == [steps_of(value) for value in values]
     assert rounder(np.zeros(1), 20)[0] == rounder(np.array([2.0**-400]), 20)[0]
+    single = np.array([1.0, 3.9999, 2.0**-126, 2.0**99, 1e-30], np.float32)
+    steps = rounder(single, 20).astype(np.float64) / (1.5 * 2.0**23)
+    assert steps.tolist() == [steps_of(value) for value in single.astype(np.float64)]
+    assert rounder(np.zeros(1, np.float32), 20)[0] == rounder(np.float32([2.0**-126]), 20)[0]
 
 
-@pytest.mark.parametrize("spread", [1e-30, 1.0, 1e30])
-def test_quantised_rows_are_whole_multiples_of_a_step_close_to_the_row(spread: float) -> None:
-    block_NB = rows(1, 4, 1000) * spread
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("spread", [1e-30, 1.0, 1e28])
+def test_quantised_rows_are_whole_multiples_of_a_step_close_to_the_row(
+    spread: float, dtype: type
+) -> None:
+    block_NB = rows(1, 4, 1000, dtype) * spread
     for row, values in zip(block_NB.double().numpy(), quantised(block_NB), strict=True):
         whole = values / steps_of(row)
         assert np.array_equal(whole, np.rint(whole))
@@ -74,23 +82,22 @@ def test_ties_go_to_the_even_multiple() -> None:
     assert row.tolist() == [[2.0**20, 0.0, 2.0, 2.0, 0.0, -2.0]]
 
 
-def test_gram_is_the_exact_integer_product_of_the_quantised_blocks() -> None:
-    width = BLOCK_COLUMNS
-    points = rows(2, 5, 2 * width).double().numpy()
-    expected = [[Fraction(0)] * 5 for _ in range(5)]
-    for start in (0, width):
-        block = quantised(torch.from_numpy(points[:, start : start + width]))
-        steps = [steps_of(row) for row in points[:, start : start + width]]
-        whole = [[int(v / step) for v in row] for row, step in zip(block, steps, strict=True)]
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gram_is_the_exact_integer_product_of_the_quantised_blocks(dtype: type) -> None:
+    points_TKB = rows(2, 5, 2 * BLOCK_COLUMNS, dtype).numpy().reshape(5, 2, BLOCK_COLUMNS)
+    expected = [[0.0] * 5 for _ in range(5)]
+    for block in (points_TKB[:, 0], points_TKB[:, 1]):
+        steps = [steps_of(row) for row in block]
+        whole = [
+            np.rint(row / step).astype(int).tolist() for row, step in zip(block, steps, strict=True)
+        ]
         for i in range(5):
             for j in range(5):
                 product = sum(a * b for a, b in zip(whole[i], whole[j], strict=True))
-                expected[i][j] = Fraction(
-                    float(expected[i][j] + product * Fraction(steps[i]) * Fraction(steps[j]))
-                )
+                expected[i][j] += float(product) * steps[i] * steps[j]
     total = np.zeros((5, 5))
-    gram_of_blocks_(points, width, total)
-    assert total.tolist() == [[float(value) for value in row] for row in expected]
+    add_gram_(points_TKB, magnitude(points_TKB, -1), total)
+    assert total.tolist() == expected
 
 
 def test_the_largest_block_product_stays_below_two_to_the_53_steps() -> None:
@@ -154,18 +161,18 @@ def test_matmul_in_order_is_the_naive_triple_loop(m: int, k: int, n: int) -> Non
 def test_weighted_sum_rounds_once_and_never_reads_a_row_of_weight_zero() -> None:
     rows_ND = rows(6, 4, 20_000)
     rows_ND[3] = float("nan")
-    weights_MN = np.array([[0.25, 0.5, 0.25, 0.0], [0.0, 0.0, 1.0, 0.0]])
-    found = weighted_sum(weights_MN, rows_ND)
+    weights_N = np.array([0.25, 0.5, 0.25, 0.0])
+    found = weighted_sum(weights_N, rows_ND)
     assert found.dtype == torch.float32
-    assert torch.equal(found[1], rows_ND[2])
+    assert torch.equal(weighted_sum(np.array([0.0, 0.0, 1.0, 0.0]), rows_ND), rows_ND[2])
     exact = [
         sum(
             Fraction(w) * Fraction(float(x)) for w, x in zip((0.25, 0.5, 0.25), column, strict=True)
         )
         for column in rows_ND[:3, :20].t().tolist()
     ]
-    assert found[0, :20].tolist() == [float(np.float32(float(value))) for value in exact]
-    assert weighted_sum(weights_MN, rows_ND.double()).dtype == torch.float64
+    assert found[:20].tolist() == [float(np.float32(float(value))) for value in exact]
+    assert weighted_sum(weights_N, rows_ND.double()).dtype == torch.float64
 
 
 def mask_mixing(n: int, kept: int, factors: list[float]) -> np.ndarray:
@@ -194,10 +201,9 @@ def one_by_one(mixing_MN: np.ndarray, block_NB: np.ndarray) -> np.ndarray:
 
 
 MIXINGS = {
-    "one weight a column": mask_mixing(7, 5, [1.0, 0.5, 1.0, 0.1, 1.0, 1.0, 0.3]),
-    "a row that nobody uses": mask_mixing(7, 5, [1.0, 0.5, 1.0, 0.1, 0.0, 1.0, 0.3]),
+    "few terms": mask_mixing(7, 3, [1.0, 0.5, 1.0, 0.1, 1.0, 1.0, 0.3]),
+    "a row that nobody uses": mask_mixing(7, 3, [1.0, 0.5, 1.0, 0.1, 0.0, 1.0, 0.3]),
     "many weights a column": rows(8, 6, 7, np.float64).abs().numpy(),
-    "equal outputs": np.full((5, 5), 0.2),
     "one output": np.full((1, 9), 1 / 9),
     "no term": np.zeros((2, 3)),
 }
@@ -207,7 +213,7 @@ MIXINGS = {
 @pytest.mark.parametrize("name", MIXINGS)
 def test_mixing_in_order_is_one_rounding_after_another(name: str, dtype: type) -> None:
     mixing_MN = MIXINGS[name]
-    block_NB = rows(9, mixing_MN.shape[1], 40_000, dtype).numpy()
+    block_NB = rows(9, mixing_MN.shape[1], 4000, dtype).numpy()
     block_NB[:, :9] = -0.0
     block_NB[~mixing_MN.any(axis=0)] = np.nan
     found_MB = mixed(mixing_MN, block_NB)
@@ -216,14 +222,34 @@ def test_mixing_in_order_is_one_rounding_after_another(name: str, dtype: type) -
     assert not np.signbit(found_MB[:, :9]).any()
 
 
-@pytest.mark.parametrize("factors", [[1.0] * 31, [1.0, 0.5, 0.0, 0.1, 1.0] * 6 + [0.3]])
-def test_mixing_by_an_exact_product_agrees_with_mixing_in_order(factors: list[float]) -> None:
-    mixing_MN, block_NB = mask_mixing(31, 24, factors), rows(7, 31, 9000, np.float64).numpy()
-    block_NB[:, 0] *= 1e-20  # each column has its own grid
-    block_NB[:, 1] = 0.0
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(
+    ("kept", "factors"),
+    [(5, [1.0] * 7), (5, [1.0, 0.5, 1.0, 0.1, 0.0, 1.0, 0.3]), (24, [1.0] * 30 + [0.3])],
+)
+def test_mixing_by_an_exact_product_agrees_with_mixing_in_order(
+    kept: int, factors: list[float], dtype: type
+) -> None:
+    n = len(factors)
+    mixing_MN, block_NB = mask_mixing(n, kept, factors), rows(7, n, 9000, dtype).numpy()
+    block_NB[:, 1] = -0.0
+    block_NB[np.array(factors) == 0.0] = np.nan
     assert Mixer(mixing_MN).by_product
-    error_MB = np.abs(mixed(mixing_MN, block_NB) - one_by_one(mixing_MN, block_NB))
-    assert (error_MB <= 2.0**-43 * np.abs(block_NB).max(0)).all()
+    found_MB = mixed(mixing_MN, block_NB)
+    error_MB = np.abs(found_MB.astype(np.float64) - one_by_one(mixing_MN, block_NB))
+    grid = n * 2.0**-48 * np.nanmax(np.abs(block_NB)) / kept
+    assert (error_MB <= grid + np.spacing(np.abs(found_MB))).all()
+    assert not np.signbit(found_MB[:, 1]).any()
+
+
+def test_mixing_by_product_is_the_exact_sum_of_rounded_terms() -> None:
+    """Against integers: any order of adding would give the same."""
+    mixing_MN, block_NB = mask_mixing(7, 5, [0.7] * 7), rows(7, 7, 300, np.float64).numpy()
+    terms = block_NB * mixing_MN.max(0)[:, None]
+    step = 2.0 ** (int(np.frexp(np.abs(terms).max())[1]) - 49)
+    whole = np.rint(terms / step).astype(np.int64)
+    expected = ((mixing_MN != 0).astype(np.int64) @ whole).astype(np.float64) * step
+    assert np.array_equal(mixed(mixing_MN, block_NB), expected)
 
 
 def test_a_workspace_is_the_threads_own_and_kept_up_to_a_bound() -> None:

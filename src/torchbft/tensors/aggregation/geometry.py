@@ -16,11 +16,14 @@ from torch import Tensor
 
 from torchbft.tensors.aggregation.network import as_block, median_of
 from torchbft.tensors.exact import (
+    LARGEST_SINGLE,
     WORK_VALUES,
+    Array,
     Blocks,
     Float64s,
+    add_gram_,
     block_columns,
-    gram_of_blocks_,
+    magnitude,
     spans,
     working_dtype,
     workspace,
@@ -50,16 +53,28 @@ def centred_gram(rows_ND: Tensor, references: list[Tensor], *, exact: bool) -> F
     blocks, sources = Blocks(rows_ND), [Blocks(vector_D[None]) for vector_D in references]
     width = block_columns(d)
     for span in spans(d, width * max(1, WORK_VALUES // (size * width))):
-        filled = span.stop - span.start
-        points_TB = workspace("points", size, -(-filled // width) * width)
-        points_TB[:, filled:] = 0.0
-        centred_TB = points_TB[:, :filled]
-        centred_TB[:n] = block_NB = blocks[span]
-        for place, source in enumerate(sources, start=n):
-            centred_TB[place] = source[span]
-        centred_TB -= median_of(block_NB).astype(np.float64)
-        gram_of_blocks_(points_TB, width, total_TT)
+        rows_TB = [*blocks[span], *(source[span][0] for source in sources)]
+        median_B = median_of(blocks[span])
+        single = all(row_B.dtype == np.float32 for row_B in rows_TB)
+        points_TKB = _centred(rows_TB, median_B, width, np.float32 if single else np.float64)
+        largest_TK = magnitude(points_TKB, -1)
+        if single and largest_TK.max() >= LARGEST_SINGLE:
+            points_TKB = _centred(rows_TB, median_B, width, np.float64)
+            largest_TK = magnitude(points_TKB, -1)
+        add_gram_(points_TKB, largest_TK, total_TT)
     return total_TT
+
+
+def _centred(rows_TB: list[Array], median_B: Array, width: int, dtype: type) -> Array:
+    """Return rows less median by blocks (T, K, width), the last one filled up with zeros."""
+    filled = len(median_B)
+    points_TKB = workspace("points", len(rows_TB), -(-filled // width), width, dtype=dtype)
+    points_TB = points_TKB.reshape(len(rows_TB), -1)
+    points_TB[:, filled:] = 0.0
+    with np.errstate(over="ignore"):  # looked for by the caller
+        for point_B, row_B in zip(points_TB, rows_TB, strict=True):
+            np.subtract(row_B, median_B, out=point_B[:filled], dtype=dtype)
+    return points_TKB
 
 
 def _plain_gram(rows_ND: Tensor, references: list[Tensor]) -> Float64s:
@@ -77,9 +92,12 @@ def _plain_gram(rows_ND: Tensor, references: list[Tensor]) -> Float64s:
 
 
 def squared_distances(gram_TT: Float64s) -> Float64s:
-    """Return the squared distances between the points of a Gram matrix, >= 0."""
+    """Return the squared distances between the points of a Gram matrix, >= 0.
+
+    Symmetric to the last bit, which a mixed Gram matrix need not be: equal distances stay ties.
+    """
     squares_T = gram_TT.diagonal()
-    distances_TT = np.maximum(squares_T[:, None] + squares_T - 2.0 * gram_TT, 0.0)
+    distances_TT = np.maximum(squares_T[:, None] + squares_T - (gram_TT + gram_TT.T), 0.0)
     np.fill_diagonal(distances_TT, 0.0)
     return distances_TT
 

@@ -12,7 +12,8 @@ B columns of one block.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from torch import Tensor
@@ -33,13 +34,14 @@ ZERO = "zero"
 class Mixture:
     """M mixed rows, f of them a liar's: x'_m = Σ_t coefficients_MT[m, t] · x_t.
 
-    gram_PP: inner products of the mixed rows, then of the references, about a common centre.
-    references: their names and vectors (D,), in order. norms_N: of the original rows.
+    gram_before: inner products of what step_PP, the last stage's mixing, was applied to (None: not
+    mixed yet). references: their names and vectors (D,), in order. norms_N: of the original rows.
     """
 
     f: int
     coefficients_MT: Float64s
-    gram_PP: Float64s
+    gram_before: Float64s
+    step_PP: Float64s | None
     references: dict[str, Tensor]
     refused: tuple[int, ...]
     norms_N: list[float]
@@ -54,6 +56,13 @@ class Mixture:
         """Where each reference stands in ``gram_PP``."""
         return {name: self.m + place for place, name in enumerate(self.references)}
 
+    @cached_property
+    def gram_PP(self) -> Float64s:
+        """Inner products of the mixed rows, then of the references, about a common centre."""
+        if self.step_PP is None:
+            return self.gram_before
+        return matmul_in_order(matmul_in_order(self.step_PP, self.gram_before), self.step_PP.T)
+
     def compose(self, mixing_MP: Float64s) -> Float64s:
         """Turn coefficients over mixed rows and references into ones over the original points."""
         return matmul_in_order(mixing_MP, self._with_references(self.coefficients_MT))
@@ -61,10 +70,11 @@ class Mixture:
     def mixed_by(self, stage: PreAggregation) -> Mixture:
         """Return the mixture after one more stage."""
         mixing_MP = stage.select(self.gram_PP, n=self.m, f=self.f, refs=self.refs)
-        step_PP = self._with_references(mixing_MP)
-        gram_PP = matmul_in_order(matmul_in_order(step_PP, self.gram_PP), step_PP.T)
-        return Mixture(
-            self.f, self.compose(mixing_MP), gram_PP, self.references, self.refused, self.norms_N
+        return replace(
+            self,
+            coefficients_MT=self.compose(mixing_MP),
+            gram_before=self.gram_PP,
+            step_PP=self._with_references(mixing_MP),
         )
 
     def _with_references(self, matrix: Float64s) -> Float64s:
@@ -82,7 +92,8 @@ def mixture_of(work: Work) -> Mixture:
     kept = [place for place in range(len(gram_TT)) if place not in refused]
     coefficients_MT = np.eye(len(gram_TT))[kept[: n - len(refused)]]
     gram_PP = gram_TT[np.ix_(kept, kept)] if refused else gram_TT
-    mixture = Mixture(work.f - len(refused), coefficients_MT, gram_PP, references, refused, norms_N)
+    f = work.f - len(refused)
+    mixture = Mixture(f, coefficients_MT, gram_PP, None, references, refused, norms_N)
     for stage in work.stages:
         mixture = mixture.mixed_by(stage)
     return mixture

@@ -127,7 +127,12 @@ def median_of(block_NB: Block) -> Block:
 
 
 def mean_of(rows: list[Block]) -> Block:
-    """Return the mean of equally long rows: added in float64 in the order given, divided once."""
+    """Return the mean of equally long rows: added in float64 in the order given, divided once.
+
+    Never -0.
+    """
+    if len(rows) == 1:
+        return rows[0] + 0
     if isinstance(rows[0], np.ndarray):
         total_B = rows[0] + np.float64(0.0)  # settles the sign of zero
         for row_B in rows[1:]:

@@ -61,7 +61,7 @@ def _combine(work: Work, weights_T: Float64s, references: Mapping[str, Tensor]) 
     if not work.exact:
         result_D = torch.from_numpy(weights_T[:n]).to(rows_ND.device, dtype) @ rows_ND.to(dtype)
     else:
-        result_D = weighted_sum(weights_T[None, :n], rows_ND)[0]
+        result_D = weighted_sum(weights_T[:n], rows_ND)
     for weight, (name, vector_D) in zip(weights_T[n:].tolist(), references.items(), strict=True):
         if name != ZERO and weight != 0.0:
             result_D = (result_D.double() + vector_D.double() * weight).to(dtype)

@@ -51,7 +51,7 @@ class Quantiser(Protocol):
         ...
 
 
-_NO_SCALES = torch.zeros(0, dtype=torch.uint8)
+NO_SCALES = torch.zeros(0, dtype=torch.uint8)
 
 
 class Float32:
@@ -60,7 +60,7 @@ class Float32:
     name, ident, code_dtype, row_width = "float32", 1, torch.int32, 0
 
     def codes(self, values_RW: Tensor) -> Codes:
-        return Codes(values_RW.contiguous().view(torch.int32), _NO_SCALES)
+        return Codes(values_RW.contiguous().view(torch.int32), NO_SCALES)
 
     def values(self, codes: Codes) -> Tensor:
         return codes.codes_RW.view(torch.float32)
@@ -82,7 +82,7 @@ class BFloat16:
         bits_RW = values_RW.contiguous().view(torch.int32)
         # Only NaN patterns can overflow here, and they are replaced.
         rounded_RW = (bits_RW + (0x7FFF + ((bits_RW >> 16) & 1))) >> 16
-        return Codes(torch.where(values_RW.isnan(), _NAN, rounded_RW).to(torch.int16), _NO_SCALES)
+        return Codes(torch.where(values_RW.isnan(), _NAN, rounded_RW).to(torch.int16), NO_SCALES)
 
     def values(self, codes: Codes) -> Tensor:
         return (codes.codes_RW.to(torch.int32) << 16).view(torch.float32)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import DecodeError
-from torchbft.tensors.compression.quantiser import Codes, Quantiser
+from torchbft.tensors.compression.quantiser import NO_SCALES, Codes, Quantiser
 from torchbft.tensors.compression.selector import ChunkTopK, padded
 from torchbft.tensors.layout import StateLayout
 from torchbft.tensors.state_root import tensor_view
@@ -139,7 +139,7 @@ def read_dense(section: memoryview, quantiser: Quantiser, size: int) -> Codes:
     width = quantiser.row_width or max(size, 1)
     rows = -(-size // width)
     reader = Reader(section)
-    scales_R = reader.take(rows if quantiser.row_width else 0, torch.uint8)
+    scales_R = reader.take(rows, torch.uint8) if quantiser.row_width else NO_SCALES
     codes_D = reader.take(size, quantiser.code_dtype)
     reader.end()
     return Codes(padded(codes_D, width), scales_R)

@@ -4,17 +4,19 @@ from torchbft.tensors.exact.blocks import Blocks, working_dtype
 from torchbft.tensors.exact.mixing import Mixer, weighted_sum
 from torchbft.tensors.exact.scaling import (
     BLOCK_COLUMNS,
+    LARGEST_SINGLE,
     MAX_MAGNITUDE,
+    Array,
     Float64s,
     all_finite,
+    magnitude,
     quantise_,
 )
 from torchbft.tensors.exact.sums import (
     WORK_VALUES,
-    Array,
+    add_gram_,
     block_columns,
     gram,
-    gram_of_blocks_,
     matmul_in_order,
     row_norms,
     spans,
@@ -25,16 +27,18 @@ from torchbft.tensors.exact.workspace import workspace
 
 __all__ = [
     "BLOCK_COLUMNS",
+    "LARGEST_SINGLE",
     "MAX_MAGNITUDE",
     "WORK_VALUES",
     "Array",
     "Blocks",
     "Float64s",
     "Mixer",
+    "add_gram_",
     "all_finite",
     "block_columns",
     "gram",
-    "gram_of_blocks_",
+    "magnitude",
     "matmul_in_order",
     "quantise_",
     "row_norms",

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbft.tensors.exact.sums import Array
+from torchbft.tensors.exact.scaling import Array
 
 
 def working_dtype(dtype: torch.dtype) -> torch.dtype:

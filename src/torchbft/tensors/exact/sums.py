@@ -13,16 +13,14 @@ blocks of a span, T points of a Gram matrix.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from torchbft.tensors.exact.scaling import BLOCK_COLUMNS, Float64s, quantise_
-
-Array = NDArray[Any]
+from torchbft.tensors.exact.scaling import BLOCK_COLUMNS, Array, Float64s, magnitude, quantise_
+from torchbft.tensors.exact.workspace import workspace
 
 WORK_VALUES = 1 << 17
 """Values of a work block: 1 MiB of float64, half of a core's second-level cache."""
@@ -81,16 +79,19 @@ def block_columns(d: int) -> int:
     return max(1, -(-d // (blocks * _ALIGNED))) * _ALIGNED
 
 
-def gram_of_blocks_(points_TD: Float64s, width: int, total_TT: Float64s) -> None:
-    """Add the inner products of quantised rows, one block after another, to a total.
+def add_gram_(points_TKB: Array, largest_TK: Array, total_TT: Float64s) -> None:
+    """Add the inner products of quantised rows to a total, one block of B <= 4096 after another.
 
-    Each block of ``width`` <= 4096 columns is exact and rounded once as it is added; D is a
-    multiple of the width. Columns of zeros add nothing. The rows are overwritten by what was
-    multiplied.
+    points_TKB, largest_TK: as ``quantise_`` takes them; the points are overwritten by what is
+    multiplied. The product of a block is exact and rounded once as it is added. Columns of zeros
+    add nothing.
     """
-    points_TKB = quantise_(points_TD.reshape(len(points_TD), -1, width))
-    for block_TT in torch.bmm(points_TKB.transpose(0, 1), points_TKB.permute(1, 2, 0)).numpy():
-        total_TT += block_TT
+    size, _, width = points_TKB.shape
+    for block_TB in quantise_(points_TKB, largest_TK).unbind(1):
+        factor_TB = block_TB
+        if block_TB.dtype != torch.float64:
+            factor_TB = torch.from_numpy(workspace("factor", size, width)).copy_(block_TB)
+        total_TT += (factor_TB @ factor_TB.t()).numpy()
 
 
 def gram(rows_ND: Tensor) -> Float64s:
@@ -102,8 +103,8 @@ def gram(rows_ND: Tensor) -> Float64s:
     n, d = rows_ND.shape
     total_NN = np.zeros((n, n))
     for span in spans(d, BLOCK_COLUMNS):
-        block_NB = _float64_copy(rows_ND[:, span])
-        gram_of_blocks_(block_NB, block_NB.shape[1], total_NN)
+        points_NKB = _float64_copy(rows_ND[:, span])[:, None]
+        add_gram_(points_NKB, magnitude(points_NKB, -1), total_NN)
     return total_NN
 
 
