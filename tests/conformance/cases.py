@@ -87,7 +87,7 @@ CASES: dict[str, Callable[[], bytes]] = {
     "default, 40,000 coordinates": lambda: rule_bits("arc+nnm+trimmed_mean", 40_000, n=7),
     "default, 13 coordinates": lambda: rule_bits("arc+nnm+trimmed_mean", 13),
     "gram": lambda: array_bytes(gram(rows(7, 20, 9_000)), row_norms(rows(8, 20, 9_000))),
-    "weighted_sum": lambda: to_bytes(weighted_sum(_weights(9, 2, 3), rows(9, 3, 40_000))),
+    "weighted_sum": lambda: to_bytes(weighted_sum(_weights(9, 1, 3)[0], rows(9, 3, 40_000))),
     **{
         name: TENSOR_CASES[name]
         for name in (
