@@ -86,7 +86,7 @@ def test_a_member_is_named_exactly_when_something_is_left_to_show() -> None:
         assert attack.expected.named == (attack.leaves in shown)
 
 
-@pytest.mark.parametrize("name", ISSUE_LIST)
+@pytest.mark.parametrize("name", sorted(ISSUE_LIST))
 def test_every_attack_is_found_by_either_spelling(name: str) -> None:
     kind = attacks.get(name.replace("_", "-"))
     assert kind is attacks.known()[name]
