@@ -53,7 +53,6 @@ class _Account:
     accepted: tuple[str, ...] = ()
     outcomes: tuple[MemberOutcome, ...] = ()
     advanced: Advanced | None = None
-    told: bool = False
 
     def phases(self) -> dict[str, float]:
         """Seconds per phase; a moment that never came takes no time."""
@@ -76,6 +75,8 @@ class Chronicle:
     """Writes ``trace.jsonl`` and ``status.json`` of one peer."""
 
     def __init__(self, folder: Path, peer: str, meter: Meter) -> None:
+        before = trace.read_trace(folder / "trace.jsonl")
+        self._told = {record.round for record in before if isinstance(record, trace.RoundEnded)}
         self._writer = trace.TraceWriter(folder / "trace.jsonl")
         self._status_path, self._peer, self._meter = folder / "status.json", peer, meter
         self._accounts: dict[int, _Account] = {}
@@ -160,6 +161,11 @@ class Chronicle:
             elif isinstance(event, RoundVoid):
                 self._account(event.round).outcomes = event.outcomes
 
+    def decided(self, round_: int, accepted: Iterable[str]) -> None:
+        """Who counted in a round that was fixed before this start, and whose block is not seen."""
+        account = self._account(round_)
+        account.accepted = account.accepted or tuple(accepted)
+
     def aggregated(self, round_: int, advanced: Advanced) -> None:
         self._account(round_).advanced = advanced
 
@@ -172,9 +178,9 @@ class Chronicle:
     def round_ended(self, round_: int, now: float, *, root: bytes = b"", void: str = "") -> None:
         """Write a round's record, once."""
         account = self._account(round_)
-        if account.told:
+        if round_ in self._told:
             return
-        account.told = True
+        self._told.add(round_)
         phases = account.phases()
         for name, seconds in phases.items():
             self.write(trace.Phase(at=time.time(), round=round_, name=name, seconds=seconds))

@@ -485,6 +485,9 @@ class PeerHost:
 
     def _root_agreed(self, effect: rounds.RootAgreed) -> None:
         now = self._loop.time()
+        fixed = self._machine.application.state.round_of(effect.round)
+        if fixed is not None:
+            self._chronicle.decided(effect.round, [item.author for item in fixed.accepted])
         self._chronicle.mark(effect.round, "root", now)
         self._chronicle.round_ended(effect.round, now, root=effect.root)
 

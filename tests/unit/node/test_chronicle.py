@@ -139,6 +139,19 @@ def test_a_round_is_told_once(chronicle: Chronicle, tmp_path: Path) -> None:
     assert len(records(tmp_path, trace.RoundEnded)) == 1
 
 
+def test_a_round_is_told_once_over_restarts_and_never_without_those_who_counted(
+    chronicle: Chronicle, tmp_path: Path
+) -> None:
+    lived(chronicle)
+    again = Chronicle(tmp_path, "peer-a", Meter())
+    again.round_ended(0, 5.0, root=bytes(32))
+    again.decided(1, ["peer-a", "peer-b"])  # fixed before the restart, signed after it
+    again.round_ended(1, 6.0, root=bytes(32))
+    again.close()
+    told = records(tmp_path, trace.RoundEnded)
+    assert [(r.round, r.accepted) for r in told] == [(n, ("peer-a", "peer-b")) for n in (0, 1)]
+
+
 def test_outcomes_are_known_for_the_trainer(chronicle: Chronicle) -> None:
     lived(chronicle)
     assert chronicle.outcome(0, "peer-a") == (True, "")
