@@ -120,7 +120,10 @@ def run_node(
         run.check_signed()
         mine = keys or Keys.load(folder)
         mine.check(run, me)
-        return asyncio.run(host(mine))
+        try:
+            return asyncio.run(host(mine))
+        finally:
+            gc.unfreeze()  # or libraries complain at the end of what was not collected
 
 
 @contextmanager

@@ -172,6 +172,7 @@ class Supervisor:
             self.poll()
             time.sleep(0.02)
         self._signal(signal.SIGKILL)
+        gc.unfreeze()  # or libraries complain at the end of what was not collected
         for seat in self.seats.values():
             for pid in seat.pids.values():
                 os.waitpid(pid, 0)
