@@ -152,6 +152,26 @@ def test_c13_every_phase_names_whom_it_waits_for(missing: str, phase: str) -> No
     assert (waits()[0].phase, waits()[0].for_whom) == (phase, ("peer-2", "peer-3"))
 
 
+def test_c13_after_its_own_closing_a_peer_names_those_whose_closings_are_missing() -> None:
+    class Mute(Liar):
+        def submit(self, tx: bytes) -> None:
+            if m.kind_of(m.parse(tx).statement) != "close":
+                super().submit(tx)
+
+    class Absentee(Mute):
+        def train(self, effect: io.StartTraining) -> None:
+            pass
+
+    swarm = Swarm(4, rounds=2, liars={2: Mute, 3: Absentee}).start()
+
+    def waits() -> list[tuple[str, tuple[str, ...]]]:
+        found = [e for e in swarm.peers[0].effects if isinstance(e, io.Waiting)]
+        return [(e.phase, e.for_whom) for e in found]
+
+    swarm.run(lambda: bool(waits()), limit=60.0)
+    assert waits()[0] == ("commit", ("peer-2", "peer-3"))
+
+
 def lone_machine(n: int = 4, guard: bool = True) -> tuple[World, Application, RoundMachine]:
     """The machine of peer-0 on a ledger that the test drives. Without ``guard`` the test may sign
     for peer-0."""

@@ -734,6 +734,7 @@ class RoundMachine:
 
     def _awaited(self, state: LedgerState, span: _Span) -> tuple[str, Iterable[str], float | None]:
         current, phase = state.current, Phase(state.phase)
+        validators = {seat.name for seat in current.validators}
         if state.unsigned is not None and self._agreed_root(state) is None:
             missing = self._votes.missing() if self._votes is not None else ()
             return "root", missing, None
@@ -743,8 +744,10 @@ class RoundMachine:
                 committed(current) if kind == "open" else {*current.waited}
             )
             until = self._closes_at(current, kind, span.since) if span.since is not None else None
+            if self._own.own(current.number, f"close-{kind}") is not None:
+                # Nobody's item is waited for any more, but a quorum of closings.
+                return kind, self._silent(current.number, f"close-{kind}", validators), None
             return kind, self._silent(current.number, kind, waited), until
-        validators = {seat.name for seat in current.validators}
         name = {Phase.READY: "ready", Phase.ATTEST: "attest"}.get(phase, "rooted")
         return name, self._silent(current.number, name, validators), None
 
