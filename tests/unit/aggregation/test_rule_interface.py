@@ -112,6 +112,15 @@ def test_info_of_a_trimmed_mean_counts_the_coordinates_kept() -> None:
     assert info.weights_N == [0.25, 0.75, 0.0]
 
 
+def test_shares_of_long_rows_are_those_of_evenly_spaced_coordinates() -> None:
+    """Row 0 lies in the middle in the first half of the coordinates, row 2 in the second."""
+    d = 40_000
+    x_ND = normal(3, d).clamp(-1, 1) / 100 + torch.tensor([[0.0], [1.0], [0.5]])
+    x_ND[0, : d // 2], x_ND[2, : d // 2] = 0.5, 0.0
+    _, info = robust.Median()(x_ND, 1, return_info=True)
+    assert info.weights_N == pytest.approx([0.5, 0.0, 0.5], abs=1e-3)
+
+
 def test_info_after_mixing_gives_the_share_through_all_mixtures() -> None:
     """Row 0 is in nobody's neighbourhood but its own, whose mixture is always trimmed."""
     x_ND = torch.cat([torch.full((1, 50), 60.0), normal(6, 50)])

@@ -30,9 +30,10 @@ class AggregationInfo:
     """What a rule did with each contribution, in the order of the rows. Accuses nobody.
 
     weights_N: effective shares, of sum 1 (all 0 if every row was clipped to nothing). For
-    coordinate rules the share of coordinates in which the row, or the mixtures it is part of, lay
-    within the kept range. refused_by_norm: rows that got weight 0 because of their distance to the
-    coordinate-wise median. norms_N: Euclidean norms of the rows.
+    coordinate rules the share of coordinates (of at most some thousands, evenly spaced) in which
+    the row, or the mixtures it is part of, lay within the kept range. refused_by_norm: rows that
+    got weight 0 because of their distance to the coordinate-wise median. norms_N: Euclidean norms
+    of the rows.
     """
 
     weights_N: list[float]
