@@ -63,15 +63,25 @@ def test_c07_a_sign_flipper_is_held_down_and_nobody_honest_is_named(tmp_path: Pa
     assert result["accuracy"] > 80
 
 
-@pytest.mark.parametrize("attack", ["withholder", "double_voter"])
-def test_beyond_f_the_run_halts_or_convicts_and_finalizes_nothing_wrong(
+def test_a_withholder_is_suspected_and_never_named(tmp_path: Path) -> None:
+    options = ("--peers", "4", "--byzantine", "1", "--rounds", "4", "--attack", "withholder")
+    code, result = demo(tmp_path / "run", *options)
+    assert code == 0, result
+    assert result["honest_roots_equal"]
+    assert result["named"] == result["convicted"] == []
+    assert result["suspected"] == result["liars"]
+
+
+@pytest.mark.parametrize("attack", ["withholder", "nan", "double_voter"])
+def test_beyond_f_the_run_halts_voids_or_convicts_and_finalizes_nothing_wrong(
     attack: str, tmp_path: Path
 ) -> None:
     options = ("--peers", "4", "--byzantine", "2", "--rounds", "4", "--attack", attack)
     code, result = demo(tmp_path / "run", *options)
     assert code != 0
     assert not result["finalized_wrong"]
-    assert result["status"] != "finished" or len(result["convicted"]) >= 2
+    halted_or_void = result["status"] != "finished" or result["rounds_counted"] == 0
+    assert halted_or_void or len(result["convicted"]) >= 2
     assert set(result["named"]) <= set(result["liars"])
 
 
