@@ -99,8 +99,6 @@ def run_node(
     from torchbft.protocols.peer import PeerMachine
 
     torch.set_num_threads(1)
-    gc.collect()
-    gc.freeze()  # torch's objects live as long as the node: no collection has to walk them
 
     async def host(mine: Keys) -> int:
         peer = PeerHost(
@@ -120,6 +118,8 @@ def run_node(
         run.check_signed()
         mine = keys or Keys.load(folder)
         mine.check(run, me)
+        gc.collect()
+        gc.freeze()  # torch's objects live as long as the node: no collection has to walk them
         try:
             return asyncio.run(host(mine))
         finally:
