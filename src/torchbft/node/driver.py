@@ -54,6 +54,8 @@ from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
 
 LOGS = ("votes", "blocks", "statements")
+MAX_ACCUSATIONS = 4096
+"""Accusations remembered as told: 64 members with 8 faults in 8 rounds."""
 STATE = b"\x03"
 """First byte of control messages about copies of the agreed state (``statecopy.py``)."""
 LINGER_SECONDS = 20.0
@@ -117,6 +119,8 @@ class PeerHost:
         self._voids: dict[int, str] = {}
         self._pending_advance: rounds.Advance | None = None
         self._asking: asyncio.TimerHandle | None = None
+        self._told: set[tuple[str, str, int]] = set()
+        self._answering: set[PeerId] = set()
         self._finished = False
 
     async def run(self) -> int:
@@ -524,7 +528,12 @@ class PeerHost:
             self._asking = self._loop.call_later(RETRY_SECONDS, self._ask_for_copy)
 
     def _on_state_message(self, sender: PeerId, message: bytes) -> None:
+        if sender in self._answering:
+            return  # one question at a time; who needs more asks again
+        self._answering.add(sender)
+
         def answered(reply: bytes | StateOffered | None) -> None:
+            self._answering.discard(sender)
             if isinstance(reply, bytes):
                 self._control.send(sender, STATE + reply)
             elif reply is not None:
@@ -609,6 +618,13 @@ class PeerHost:
         self._accuse(effect.peer, effect.fault, self._current_round(), False, effect.reason)
 
     def _accuse(self, peer: PeerId, fault: str, round_: int, named: bool, reason: str) -> None:
+        """Write an accusation down, once per peer, fault and round: liars may repeat themselves."""
+        told = (peer, str(fault), round_)
+        if told in self._told:
+            return
+        if len(self._told) >= MAX_ACCUSATIONS:
+            self._told.clear()
+        self._told.add(told)
         self._chronicle.write(
             trace.Accused(
                 at=time.time(),

@@ -176,7 +176,8 @@ class Endpoint:
             descriptors += map(_shared, blobs)
             framed = _LENGTH.pack(len(body), len(blobs)) + body
             sent = socket.send_fds(self.socket, [framed], descriptors)
-            self.socket.sendall(framed[sent:])
+            if sent < len(framed):
+                self.socket.sendall(framed[sent:])
         except OSError as error:
             raise HaltError(
                 f"the other process of this peer is gone ({error.strerror})",

@@ -98,8 +98,11 @@ class ModelKeeper:
         """Decode a stored payload; the reason why it is malformed, or None."""
         if root in self._updates:
             return None
+        layout = self.current().layout
+        if self._store.length(root) > self._recipe.codec.max_bytes(layout):
+            return "oversized"  # before it is read into memory
         try:
-            update = self._recipe.codec.decode(self._store.get(root), self.current().layout)
+            update = self._recipe.codec.decode(self._store.get(root), layout)
         except DecodeError as error:
             return error.what
         if len(self._updates) >= MAX_CACHED_UPDATES:
@@ -112,7 +115,8 @@ class ModelKeeper:
         for state in (self.state, self._before):
             if state is not None and state.root() == root:
                 return state
-        if self._start.exists():
+        named = self._run.task.start_root
+        if named in ("", root.hex()) and self._start.exists():
             start = AgreedState.load(self._start)
             return start if start.root() == root else None
         return None

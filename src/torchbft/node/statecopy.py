@@ -38,6 +38,8 @@ class StateOffered(Wire, frozen=True, tag="state.offered"):
 
 RETRY_SECONDS = 3.0
 """Until the next question, if no copy came: a restarted peer is connected well within this."""
+ANSWERS_KEPT = 3
+"""Roots whose payload is remembered: the states that a keeper can give out."""
 GROWTH, HEADER_SLACK = 2, 64 * 1024
 """A copy larger than this many times the own state, and so many bytes, is no state of this model:
 only counters and the rule's history differ in size."""
@@ -58,6 +60,7 @@ class StateCopies:
     def __init__(self, keeper: ModelKeeper, store: PayloadStore) -> None:
         self._keeper, self._store = keeper, store
         self._want: _Want | None = None
+        self._answers: dict[bytes, tuple[bytes, int]] = {}
 
     def want(
         self, round_: int, root: bytes, holders: Sequence[PeerId]
@@ -101,12 +104,17 @@ class StateCopies:
         return len(state.encode()) * GROWTH + HEADER_SLACK if state is not None else 0
 
     def _answer(self, wanted: StateWanted) -> bytes | None:
-        state = self._keeper.by_root(wanted.root)
-        if state is None:
-            return None
-        data = state.encode()
-        payload_root = self._store.put(data, Round(wanted.round))
-        return encode(StateOffered(wanted.round, wanted.root, payload_root, len(data)))
+        known = self._answers.get(wanted.root)
+        if known is None:
+            state = self._keeper.by_root(wanted.root)
+            if state is None:
+                return None
+            data = state.encode()
+            known = (self._store.put(data, Round(state.round)), len(data))
+            self._answers[wanted.root] = known
+            if len(self._answers) > ANSWERS_KEPT:
+                del self._answers[next(iter(self._answers))]
+        return encode(StateOffered(wanted.round, wanted.root, *known))
 
     def adopt(self, payload_root: bytes) -> str | None:
         """Take a fetched copy if its root is the signed one; else says why not. A state that the

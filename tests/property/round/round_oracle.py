@@ -245,7 +245,8 @@ class Oracle:
         for name in sorted(away, key=lambda n: (-self.absent(n), n))[: max(free, 0)]:
             self.parked[name] = number
             self.spells[name] += 1
-        waited = tuple(name for name in seated if name not in self.parked)
+        after_void = bool(self.plays) and self.plays[-1].verdict in ("void", "voted")
+        waited = tuple(name for name in seated if after_void or name not in self.parked)
         play = Play(number, seated, f, waited)
         play.items = [
             e for e in self.early if e[0][0] not in ("commit", "open") or e[0][1] in seated

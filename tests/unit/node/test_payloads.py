@@ -79,7 +79,7 @@ def test_rounds_before_the_window_are_collected_and_later_ones_kept(tmp_path: Pa
     assert shared == roots[0], "the same bytes again: kept for the later round"
     assert store.collect(Round(4)) == 300
     assert [store.has(root) for root in roots] == [True, False, False, False, True, True]
-    assert PayloadStore(tmp_path).roots() == store.roots()
+    assert PayloadStore(tmp_path).roots().keys() == store.roots().keys()
     assert not (tmp_path / "1").exists()
 
 

@@ -9,6 +9,7 @@ means: held, whole, and still there after a crash. That is what an attestation c
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shutil
@@ -96,6 +97,9 @@ class PayloadStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._held: dict[bytes, tuple[Round, int]] = {}
+        self._kept: dict[bytes, Round] = {}
+        """Later rounds that a payload is kept for; its file stays where it was put, for it may be
+        open. Forgotten at a restart: then it is kept for the round of its folder."""
         self._chunks: OrderedDict[bytes, list[bytes]] = OrderedDict()
         self._serial = itertools.count()
         self._lock = threading.Lock()
@@ -149,10 +153,7 @@ class PayloadStore:
         with self._lock:
             held = self._held.get(root)
             if held is not None and held[0] < round:
-                try:
-                    self._adopt(self.path(root), root, held[1], round)
-                except OSError as error:
-                    raise storage_error(error, self.path(root), "storing a payload") from error
+                self._kept[root] = max(round, self._kept.get(root, round))
             return held is not None
 
     def receive(self, root: bytes, length: int) -> IncomingPayload:
@@ -169,7 +170,10 @@ class PayloadStore:
 
     def roots(self) -> dict[bytes, Round]:
         """Every payload held, with the last round it is kept for."""
-        return {root: round for root, (round, _) in self._held.items()}
+        return {root: self._last(root) for root in list(self._held)}
+
+    def _last(self, root: bytes) -> Round:
+        return self._kept.get(root, self._held[root][0])
 
     def _found(self, root: bytes) -> tuple[Round, int]:
         held = self._held.get(root)
@@ -221,16 +225,18 @@ class PayloadStore:
 
     def _collect(self, before: Round) -> int:
         freed = 0
-        for root, (round, length) in list(self._held.items()):
-            if round < before:
+        for root, (_, length) in list(self._held.items()):
+            if self._last(root) < before:
                 path = self.path(root)
                 del self._held[root]
+                self._kept.pop(root, None)
                 self._chunks.pop(root, None)
                 path.unlink(missing_ok=True)
                 freed += length
         for folder in self.folder.iterdir():
             if folder.name.isdigit() and int(folder.name) < before:
-                shutil.rmtree(folder, ignore_errors=True)
+                with contextlib.suppress(OSError):  # something in it is kept for longer
+                    folder.rmdir()
         return freed
 
 

@@ -125,7 +125,7 @@ class DataPlane:
         self._arrivals: dict[tuple[bytes, int], Arrival] = {}
         """By root and length: a root binds its length, so a false one only harms itself."""
         self._cooling: dict[PeerId, float] = {}
-        self._pushed: dict[Label, bytes] = {}
+        self._pushed: dict[Label, tuple[bytes, int]] = {}
         self._round: Round | None = None
         self._pushes: dict[tuple[Label, PeerId], asyncio.Task[None]] = {}
         self._answers: dict[tuple[PayloadLink, bytes], list[asyncio.Future[str]]] = {}
@@ -417,7 +417,8 @@ class DataPlane:
 
     def _unplaced(self, label: Label, offer: Offer) -> str:
         """Why a push is not taken; "" when it is. What the ledger names is fetched all the same."""
-        if self._pushed.get(label, offer.root) != offer.root:
+        offered = (offer.root, offer.length)
+        if self._pushed.get(label, offered) != offered:
             return "another payload came for this round"
         if self._round is None:
             mine = [k for k in self._pushed if k.author == label.author and k != label]
@@ -429,7 +430,7 @@ class DataPlane:
     def _oversized(self, label: Label, offer: Offer) -> str:
         """Takes the label's place; refuses, and the first time reports, what is too large."""
         first = label not in self._pushed
-        self._pushed[label] = offer.root
+        self._pushed[label] = (offer.root, offer.length)
         if offer.length <= self._max:
             return ""
         reason = f"a payload of {offer.length} bytes where at most {self._max} are allowed"

@@ -43,6 +43,14 @@ def conviction(event: Convicted) -> Accuse:
     return Accuse(event.peer, number, fault, True, "signed twice", evidence)
 
 
+def lying_closings(current: RoundState, slot: str) -> int:
+    """Power of the closings on the ledger that list an item which is not there (yet)."""
+    if slot == "attest":
+        return 0
+    said = {found.author for found in current.of_kind(slot)}
+    return current.power(said - closings_that_count(current, slot.removeprefix("close-")))
+
+
 def who_is_silent(current: RoundState, slot: str) -> str:
     """One line for people: why a window does not close, or a set is not fixed."""
     window = slot.removeprefix("close-")

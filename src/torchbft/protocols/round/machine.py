@@ -26,8 +26,8 @@ from torchbft.primitives.ids import Round as RoundNumber
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Timing
 from torchbft.primitives.wire import WIRE_VERSION
+from torchbft.protocols.round import accusations as told
 from torchbft.protocols.round import messages as m
-from torchbft.protocols.round.accusations import accusations, conviction, who_is_silent, who_signed
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.deadlines import Deadlines
 from torchbft.protocols.round.events import (
@@ -96,7 +96,7 @@ PATIENCE = 4.0
 closed and yet too few closings count: more than f list what they do not pass on."""
 
 LEAST_PATIENCE = 20.0
-"""Seconds of ``PATIENCE`` at least: honest time-outs differ, and a restarted peer's are longer."""
+"""Seconds at least, where closings of more than f power list what never comes: nothing heals it."""
 
 SILENCE = 600.0
 """Seconds without a quorum of closings, attestations or root votes until the run halts. Silence
@@ -284,15 +284,15 @@ class RoundMachine:
     def _told(self, event: Event) -> list[Effect]:
         if isinstance(event, RoundFixed):
             self._deadlines.round_ended(void=False)
-            return accusations(event)
+            return told.accusations(event)
         if isinstance(event, RoundVoid):
             self._deadlines.round_ended(void=True)
             undone = self._applied is not None and self._applied.round == event.round
             self._applied = None if undone else self._applied
-            return [DropRound(event.round, event.reason), *accusations(event)]
+            return [DropRound(event.round, event.reason), *told.accusations(event)]
         if isinstance(event, RootSigned):
             return [RootAgreed(event.round, event.root, on_ledger=True)]
-        return [conviction(event)] if isinstance(event, Convicted) else []
+        return [told.conviction(event)] if isinstance(event, Convicted) else []
 
     def _follow(self, state: LedgerState, now: float) -> None:
         """Notice a new phase; its time-out starts when this peer can do its part."""
@@ -500,9 +500,12 @@ class RoundMachine:
         return bool(lacking) and held < current.m_min
 
     def _attest_timeout(self, current: RoundState, since: float) -> float:
+        # What a refused payload's opening claims moves no bytes, and stretches no time-out.
+        status, number = self._seen.status, current.number
+        moved = [i for i in current.opened if status(number, i) != m.Status.MALFORMED]
         return self._deadlines.timeout(
             "attest",
-            size=sum(item.payload_length for item in current.opened),
+            size=sum(item.payload_length for item in moved),
             arrivals=self._seen.arrivals(current.number, "payload", since),
             need=_need(current),
         )
@@ -516,13 +519,12 @@ class RoundMachine:
         said = self._seen.when(current.number, slot, self._me)
         if said is None or current.slot(slot, self._me) is None:
             return []
-        spoke = current.power({found.author for found in current.of_kind(slot)})
-        least = LEAST_PATIENCE if spoke >= current.voting.quorum else SILENCE
+        least = LEAST_PATIENCE if told.lying_closings(current, slot) > current.voting.f else SILENCE
         at = said + max(PATIENCE * self._phase_timeout(state, span.since), least)
         if now < at:
             self._wake_at(at)
             return []
-        return self._halt(who_is_silent(current, slot))
+        return self._halt(told.who_is_silent(current, slot))
 
     def _phase_timeout(self, state: LedgerState, since: float) -> float:
         kind = _KIND_OF.get(Phase(state.phase))
@@ -687,7 +689,7 @@ class RoundMachine:
         first = self._votes_since + timeout
         last = self._votes_since + max(timeout, SILENCE)
         if now >= last or (now >= first and not votes.possible()):
-            return self._halt(who_signed(votes))
+            return self._halt(told.who_signed(votes))
         self._wake_at(first if now < first else last)
         return []
 

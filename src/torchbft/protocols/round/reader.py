@@ -394,7 +394,7 @@ def _open_round(state: LedgerState, number: int) -> Step:
         seats,
         f,
         state.genesis.m_min,
-        waiting.waited_for(members),
+        waiting.waited_for(members, after_void=state.void_streak > 0),
         shares,
         slots,
     )

@@ -55,8 +55,11 @@ def reconsidered(
     return tuple(_parked(m) if m.name in chosen else m for m in members)
 
 
-def waited_for(members: tuple[Member, ...]) -> tuple[str, ...]:
-    return tuple(m.name for m in members if m.contributor and not m.convicted and not m.parked)
+def waited_for(members: tuple[Member, ...], *, after_void: bool = False) -> tuple[str, ...]:
+    """After a void round everyone is waited for: a parked honest member may be the one without
+    whom liars that withhold would make the next round void as well."""
+    seated = (m for m in members if m.contributor and not m.convicted)
+    return tuple(m.name for m in seated if after_void or not m.parked)
 
 
 def after_round(members: tuple[Member, ...], accepted: frozenset[str]) -> tuple[Member, ...]:
