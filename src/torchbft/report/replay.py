@@ -158,6 +158,23 @@ class Models:
                 f"aggregating again gives root {after.root().hex()[:16]}…,"
                 f" but a quorum signed {signed.hex()[:16]}…",
             )
+        self._check_saved(ended.number, signed)
+
+    def _check_saved(self, number: int, signed: bytes) -> None:
+        """A state that a peer saved after a round is what people take as the result: it must have
+        the root that the quorum signed."""
+        for folder in self.checkpoints:
+            path = Checkpoints(folder).path(Round(number + 1))
+            if not path.exists():
+                continue
+            try:
+                root = AgreedState.load(path).root()
+            except TorchbftError as error:
+                self.findings.problem(str(path), error.what)
+                continue
+            self.findings.count("saved states")
+            if root != signed:
+                self.findings.problem(str(path), "does not have the root that a quorum signed")
 
     def _advanced(
         self, before: AgreedState, ended: RoundState, accepted: Sequence[Accepted]

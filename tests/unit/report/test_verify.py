@@ -332,3 +332,9 @@ def test_a_log_with_a_liar_in_it_is_true_and_tells_what_it_did(
     assert {r.outcome for r in refused} <= outcomes
     assert {r.proof for r in refused} - {""} == proofs
     assert verdict.checked["rounds aggregated again"] == verdict.checked["signed roots"] > 0
+
+
+def test_a_saved_state_that_nobody_signed_is_found_and_placed(copied: Path) -> None:
+    path = peer(copied) / "checkpoints" / "round-3.safetensors"
+    moved(AgreedState.load(path)).save(path)
+    assert says(verify(copied), "does not have the root that a quorum signed", str(path))
