@@ -58,7 +58,9 @@ class Wired:
         self.trainer.socket.settimeout(LIMIT)
         self.loop, self.heard = Loop(), []  # type: ignore[var-annotated]
         self.outcomes: dict[int, Ended] = {}
+        before = set(threading.enumerate())
         self.port = TrainerPort(ours, self.loop, self.heard.append, ("peer-a", "peer-b"))  # type: ignore[arg-type]
+        (self.reader,) = set(threading.enumerate()) - before
 
     def ended(self, round_: int) -> Ended:
         return self.outcomes.get(round_, Ended(True, False, ""))
@@ -228,10 +230,8 @@ def test_an_event_loop_that_has_ended_ends_the_reader(wired: Wired) -> None:
 
     wired.loop.call_soon_threadsafe = closed  # type: ignore[method-assign]
     wired.trainer.send(Leave())
-    readers = [t for t in threading.enumerate() if t.name == "trainer-link"]
-    for reader in readers:
-        reader.join(LIMIT)
-    assert not any(reader.is_alive() for reader in readers)
+    wired.reader.join(LIMIT)
+    assert not wired.reader.is_alive()
 
 
 # --- the trainer's own end ------------------------------------------------------------------------
