@@ -109,7 +109,8 @@ def test_every_pair_of_a_swarm_talks_over_one_connection() -> None:
             got = {await member.messages.get() for _ in range(3)}
             assert got == {(p, b"from " + p.encode()) for p in members if p != member.name}
             assert set(member.channel.status().values()) == {"connected"}
-            assert len(member.channel._links) == 3
+            assert set(member.channel._live.values()) <= member.channel._links
+            assert len(member.channel._live) == 3
             assert member.channel.dropped() == {}
         await close_all(members)
 

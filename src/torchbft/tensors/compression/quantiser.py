@@ -60,13 +60,18 @@ class Float32:
     name, ident, code_dtype, row_width = "float32", 1, torch.int32, 0
 
     def codes(self, values_RW: Tensor) -> Codes:
-        return Codes(values_RW.contiguous().view(torch.int32), NO_SCALES)
+        return Codes((values_RW + 0.0).view(torch.int32), NO_SCALES)  # −0 + 0 is +0
 
     def values(self, codes: Codes) -> Tensor:
         return codes.codes_RW.view(torch.float32)
 
     def fault(self, codes: Codes) -> str | None:
-        return None
+        negative_zero = bool((codes.codes_RW == -(2**31)).any())
+        return "a negative zero" if negative_zero else None
+
+
+_NEGATIVE_ZERO = -(2**15)
+"""The 16 bits of bfloat16's −0 as an int16: zero has one code, so that an update has one form."""
 
 
 class BFloat16:
@@ -82,13 +87,16 @@ class BFloat16:
         bits_RW = values_RW.contiguous().view(torch.int32)
         # Only NaN patterns can overflow here, and they are replaced.
         rounded_RW = (bits_RW + (0x7FFF + ((bits_RW >> 16) & 1))) >> 16
-        return Codes(torch.where(values_RW.isnan(), _NAN, rounded_RW).to(torch.int16), NO_SCALES)
+        codes_RW = torch.where(values_RW.isnan(), _NAN, rounded_RW).to(torch.int16)
+        codes_RW[codes_RW == _NEGATIVE_ZERO] = 0  # a tiny negative value rounds to it
+        return Codes(codes_RW, NO_SCALES)
 
     def values(self, codes: Codes) -> Tensor:
         return (codes.codes_RW.to(torch.int32) << 16).view(torch.float32)
 
     def fault(self, codes: Codes) -> str | None:
-        return None
+        negative_zero = bool((codes.codes_RW == _NEGATIVE_ZERO).any())
+        return "a negative zero" if negative_zero else None
 
 
 class Int8Blocks:
