@@ -296,11 +296,16 @@ class DataPlane:
         dial = self._dials.get(peer)
         if dial is None:
             dial = self._dials[peer] = self._loop.create_task(self._dial(peer))
-            dial.add_done_callback(lambda _: self._dials.pop(peer, None))
+            dial.add_done_callback(partial(self._dialled, peer))
         link = await asyncio.shield(dial)
         if link.reason:
             raise UnreachableError(link.reason)
         return link
+
+    def _dialled(self, peer: PeerId, dial: asyncio.Task[PayloadLink]) -> None:
+        self._dials.pop(peer, None)
+        if not dial.cancelled():
+            dial.exception()  # told to who waits; it may have been cancelled meanwhile
 
     async def _dial(self, peer: PeerId) -> PayloadLink:
         link = await self._endpoint.dial(peer, self._service, self._new_link)
