@@ -17,7 +17,7 @@ import torch
 from torchbft.cli.init import with_task
 from torchbft.cli.main import main
 from torchbft.node.launch import Keys
-from torchbft.node.storage.lock import FolderLock, holder_of
+from torchbft.node.storage.lock import holder_of
 from torchbft.node.storage.log import AppendLog
 from torchbft.primitives.runspec import RunSpec, Training, dump_run, new_member
 from torchbft.pytorch.tasks import digits
@@ -161,19 +161,7 @@ def test_an_occupied_port(place: Place, refused: Refused) -> None:
     assert "--listen" in said
 
 
-def test_an_address_of_another_machine(refused: Refused) -> None:
-    said = refused(2, "--listen", "192.0.2.1:7700")
-    assert "192.0.2.1:7700: cannot listen here" in said
-
-
-def test_a_folder_that_another_node_uses(place: Place, refused: Refused) -> None:
-    with FolderLock(place.peer):
-        said = refused(4)
-    assert "the folder is in use by process" in said
-
-
-@pytest.mark.parametrize("where", ["last", "middle"])
-def test_c28_a_damaged_log(place: Place, refused: Refused, where: str) -> None:
+def test_c28_a_damaged_log(place: Place, refused: Refused) -> None:
     path = place.peer / "blocks.log"
     log = AppendLog(path)
     for index in range(4):
@@ -181,7 +169,7 @@ def test_c28_a_damaged_log(place: Place, refused: Refused, where: str) -> None:
     log.sync()
     log.close()
     whole = path.read_bytes()
-    at = len(whole) - 40 if where == "last" else 120
+    at = 120
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     said = refused(4)
     assert f"{path}: a record is damaged at byte " in said

@@ -301,10 +301,12 @@ class PeerHost:
         """Run ``work`` on the tensor thread, then ``then`` on the loop."""
 
         def done(future: asyncio.Future[_T]) -> None:
-            if future.cancelled() or self._done.done():
-                return
+            if future.cancelled() or (future.exception() and self._done.done()):
+                return  # too late to matter
             try:
-                then(future.result())
+                result = future.result()
+                if not self._done.done():
+                    then(result)
             except BaseException as error:  # of the work, or ours in taking its result
                 self._fail(error)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -216,13 +217,17 @@ class LocalSwarm:
 
 
 def run_swarm(swarm: LocalSwarm, story: Callable[[LocalSwarm], Any]) -> None:
-    """Run a story about a swarm and leave no peer behind."""
+    """Run a story about a swarm, leave no peer behind, and let no task fail unheard."""
+    faults: list[dict[str, Any]] = []
 
     async def told() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
         try:
             await story(swarm)
         finally:
             await swarm.close()
+            gc.collect()  # what was never retrieved is told when it is collected
 
     driver.LINGER_SECONDS = 0.2
     asyncio.run(told())
+    assert faults == []
