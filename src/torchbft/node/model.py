@@ -67,8 +67,10 @@ class ModelKeeper:
         return self.state
 
     def resume(self) -> bool:
-        """Take up the newest usable checkpoint. False if there is none: a fresh peer."""
-        self.state = next(self._saved(), None)
+        """Take up the newest usable checkpoint, and the one before it, for others may need that:
+        its root may be the newest that is signed. False if there is none: a fresh peer."""
+        saved = self._saved()
+        self.state, self._before = next(saved, None), next(saved, None)
         return self.ready
 
     def _saved(self) -> Iterator[AgreedState]:

@@ -164,6 +164,18 @@ def test_states_are_found_by_root_while_others_may_ask_for_them(started: Any) ->
     assert started.keeper.by_root(bytes(32)) is None
 
 
+def test_after_a_restart_the_state_before_the_newest_can_still_be_given_out(started: Any) -> None:
+    """The newest may be unsigned, and who is behind needs the one before to sign it."""
+    start = started.keeper.current().root()
+    roots = [started.apply(number, 0.1 * (number + 1)) for number in range(2)]
+    again = started.again()
+    assert again.keeper.resume()
+    for root in (*roots, start):
+        found = again.keeper.by_root(root)
+        assert found is not None
+        assert found.root() == root
+
+
 # --- payloads: the reasons that go on the ledger --------------------------------------------------
 
 
