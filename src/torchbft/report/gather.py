@@ -214,6 +214,8 @@ class RunView:
             return None
         these = tuple(map(id, told))  # a live view asks for old rounds again and again
         if self._agreed.get(number, ((), None))[0] != these:
+            # A peer may hear the signed root before it has aggregated: its record has no weights.
+            told.sort(key=lambda r: not r.weights)
             self._agreed[number] = these, _plurality(told, lambda r: (r.void, r.accepted, r.root))
         return self._agreed[number][1]
 

@@ -194,3 +194,15 @@ def test_an_empty_run_has_no_rounds(tmp_path: Path) -> None:
     view = gather(tmp_path)
     assert isinstance(view, RunView)
     assert (view.last_round, view.rounds(), view.costs(), view.end) == (-1, [], [], None)
+
+
+def test_weights_come_from_a_trace_that_has_them(make_run: Callable[..., Path]) -> None:
+    run_dir = make_run()
+    view = gather(run_dir)
+    number = next(r.round for r in view.rounds() if r.weights)
+    first = next(peer for peer in view.peers.values() if number in peer.rounds)
+    full = first.rounds[number]
+    first.rounds[number] = msgspec.structs.replace(full, weights={})
+    agreed = view.agreed(number)
+    assert agreed is not None
+    assert agreed.weights == full.weights
