@@ -60,7 +60,9 @@ def test_a02_the_expanded_square_without_centring_does_choose_a_shifted_row() ->
     exact_NN = torch.cdist(x_ND.double(), x_ND.double()).square()
     off = ~torch.eye(30, dtype=torch.bool)
     error_NN = (expanded_NN.double() - exact_NN).abs() / exact_NN.clamp(min=1e-30)
-    assert float(error_NN[off].median()) > 10.0
+    # An error as large as the distance itself leaves no digit of it; how much larger it is depends
+    # on the order in which a BLAS adds, and so on its threads.
+    assert float(error_NN[off].median()) > 1.0
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
