@@ -48,7 +48,7 @@ from torchbft.protocols.round import interface as rounds
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.assignment import Share, positions
 from torchbft.protocols.round.events import OpeningsClosed
-from torchbft.protocols.round.state import Accepted
+from torchbft.protocols.round.state import Accepted, Phase
 from torchbft.tensors.advance import LedgerFields
 from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
@@ -579,7 +579,10 @@ class PeerHost:
         self._chronicle.block(done, before, self._machine.last_commitment(before), now)
         state = self._machine.application.state
         leader = getattr(self._machine, "leader", "")
-        self._chronicle.show(phase=str(state.phase), round=state.current.number, leader=str(leader))
+        phase = state.phase
+        if phase == Phase.FINISHED and not self._finished:
+            phase = Phase.ROOT  # the ledger's part is over; this peer has no agreed state yet
+        self._chronicle.show(phase=str(phase), round=state.current.number, leader=str(leader))
         for event in done.events:
             if isinstance(event, OpeningsClosed):
                 for item in event.opened:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_swarm import LocalSwarm, honest, run_swarm, update
+from node_swarm import LIMIT, LocalSwarm, honest, run_swarm, update
 
 from torchbft.node import driver
 from torchbft.node.driver import STATE, PeerHost
@@ -26,6 +26,7 @@ from torchbft.primitives.errors import ConfigError, CorruptLogError, StorageErro
 from torchbft.primitives.ids import PeerId
 from torchbft.protocols.peer import ROUND, PeerMachine
 from torchbft.protocols.round.roots import read_vote
+from torchbft.protocols.round.state import Phase
 
 A, B, C, D = (PeerId(f"peer-{letter}") for letter in "abcd")
 
@@ -215,6 +216,39 @@ def test_a_peer_that_is_needed_and_behind_asks_until_it_gets_the_state(
     assert equal_roots(swarm)
     assert "copying the agreed state" in swarm.notices(C)
     assert 1 in swarm.rounds(A)
+
+
+def test_a_peer_that_lacks_the_last_state_does_not_call_itself_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(swarm: LocalSwarm) -> None:
+        driver.LINGER_SECONDS = LIMIT
+        monkeypatch.setattr(driver, "RETRY_SECONDS", 0.2)
+        for name in (A, B, D):
+            swarm.up(name)
+        await swarm.finished(A, B, D)
+        host = swarm.up(C)
+        await swarm.until(lambda: hasattr(host, "_control"))
+        send, held = host._control.send, []
+
+        def holding(to: PeerId, message: bytes) -> None:
+            if message[:1] == STATE and released is False:
+                held.append(to)
+            else:
+                send(to, message)
+
+        released = False
+        monkeypatch.setattr(host._control, "send", holding)
+        await swarm.until(lambda: len(held) > 3)
+        assert host._machine.application.state.phase == Phase.FINISHED
+        host._chronicle.show(force=True)
+        assert swarm.phase(C) != "finished"
+        released = True
+        await swarm.finished()
+
+    swarm = LocalSwarm(tmp_path)
+    run_swarm(swarm, story)
+    assert equal_roots(swarm)
 
 
 def test_a_state_that_was_damaged_on_the_disk_is_copied_from_the_others(tmp_path: Path) -> None:
