@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 TOOLS := .tools
 COMETBFT_VERSION := v0.40.0
 
-.PHONY: demo test lint types format bench attacks cometbft clean
+.PHONY: demo test lint types format bench attacks cometbft proto clean
 
 demo: $(READY) ## seven processes, two liars, one model
 	$(BIN)/torchbft demo --out runs/demo
@@ -26,6 +26,10 @@ bench: $(READY) ## round and transport figures, as ratios to a reference in the 
 
 attacks: $(READY) ## every attack, seeds 0 to 4 (long)
 	$(BIN)/python benchmarks/attacks.py --seeds 0-4 --json
+
+proto: $(READY) ## Python for the messages of the ordering engine, from the .proto files
+	$(BIN)/python -m grpc_tools.protoc -I src --python_out=src --pyi_out=src \
+		src/torchbft/node/ordering/proto/*.proto
 
 cometbft: ## the pinned ordering engine, into the project's tool folder (needs Go)
 	GOBIN=$(CURDIR)/$(TOOLS) go install github.com/cometbft/cometbft/cmd/cometbft@$(COMETBFT_VERSION)

@@ -1,0 +1,1 @@
+"""CometBFT below the application: its home folder, process, signer and RPC."""

@@ -1,0 +1,1 @@
+"""Messages of CometBFT that we read and write: field numbers are its specification's."""
