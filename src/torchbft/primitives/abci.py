@@ -29,6 +29,8 @@ class TxResult:
 
     code: int = CODE_OK
     log: str = ""
+    data: bytes = b""
+    """Agreed, unlike ``log``: the last result of a block holds the digest of the state after it."""
 
 
 @dataclass(frozen=True, slots=True)

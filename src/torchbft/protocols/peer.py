@@ -1,9 +1,10 @@
-"""One peer of a run as a single sans-I/O machine: ledger, application and round composed.
+"""One peer of a run as a single sans-I/O machine: ordering engine, application and round composed.
 
-The two protocols never import each other; what one wants of the other passes through here. A
-message on the control channel starts with one byte that says for whom it is. Transactions are sent
-to every member by their author and handed to each peer's own ordering engine, so that nothing here
-depends on which engine that is (ROUND.md 18).
+The protocols never import each other; what one wants of the other passes through here. A message on
+the control channel starts with one byte that says for whom it is. Transactions are sent to every
+member by their author and handed to each peer's own ordering engine (ROUND.md 18). That engine is
+the embedded ledger (``PeerMachine``) or stands outside (``OrderedPeer``); ``peer_of`` builds what a
+run file names, and all that does not order blocks is the same code.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from torchbft.primitives.abci import CODE_OK
 from torchbft.primitives.effects import Broadcast, Effect, Received, Send, Tick
+from torchbft.primitives.errors import DecodeError, StorageError
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.keys import SigningKey
@@ -20,7 +23,6 @@ from torchbft.primitives.runspec import RunSpec
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger import machine as ledger
 from torchbft.protocols.ledger import state as ledger_effects
-from torchbft.protocols.ledger.catchup import Older
 from torchbft.protocols.ledger.certificates import Validator, ValidatorSet, check_double_vote
 from torchbft.protocols.ledger.messages import Transaction
 from torchbft.protocols.round import interface as rounds
@@ -43,6 +45,40 @@ class BlockDone:
     size: int
     seconds: float
     events: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBlock:
+    """Input: an engine outside commits the block that the application has just finalized: the
+    round of its proposal, how many transactions of how many bytes, seconds since the first of them
+    was seen, and the application's events."""
+
+    view: int
+    txs: int
+    size: int
+    seconds: float
+    events: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """Input: an engine outside is up, and may have forgotten every transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Apply effect: hand this transaction to the engine outside. Already known is no error; while
+    the engine is down it is lost, until ``EngineStarted``."""
+
+    tx: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SaveApplication:
+    """Apply effect: replace the saved state of the application by this one, durably, before any
+    later effect is carried out."""
+
+    record: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +116,14 @@ def application_of(run: RunSpec) -> Application:
     return application
 
 
-class PeerMachine:
-    """``start``, ``handle`` and ``deadline`` of a whole peer.
+class ComposedPeer:
+    """``start``, ``handle`` and ``deadline`` of a whole peer, whatever orders its blocks.
 
     ``key`` is the voting key, ``secret`` 32 bytes from which salts and shares are derived;
-    ``records`` the logs ``votes``, ``blocks`` and ``statements`` from before a restart. Takes
-    ``Received``, ``Tick`` and all inputs of ``protocols.round.interface`` but
-    ``LedgerAdvanced`` and ``Heard``. Gives the effects of ``primitives.effects``, the
-    round's apply effects, ``BlockDone`` and ``Suspected``.
+    ``records`` what was persisted before a restart, by log: ``statements`` and the engine's. Takes
+    ``Received``, ``Tick`` and all inputs of ``protocols.round.interface`` but ``LedgerAdvanced``
+    and ``Heard``. Gives the effects of ``primitives.effects``, the round's apply effects,
+    ``BlockDone`` and ``Suspected``.
     """
 
     def __init__(
@@ -97,24 +133,9 @@ class PeerMachine:
         key: SigningKey,
         secret: bytes,
         records: Mapping[str, Sequence[bytes]],
-        older: Older | None = None,
     ) -> None:
-        self._me = me
-        self.application = application_of(run)
-        self._ledger = ledger.LedgerMachine(
-            ledger_effects.LedgerConfig(
-                run_id=run.run_id,
-                me=me,
-                proposal_wait=run.ledger.proposal_wait,
-                view_timeout=run.ledger.view_timeout,
-            ),
-            key,
-            validators_of(run),
-            self.application,
-            lambda pending: proposal_complete(self.application.state, pending),
-            records,
-            older,
-        )
+        self._me, self.application = me, application_of(run)
+        self._catch_up(run, key, records)
         self._round = RoundMachine(
             RoundConfig(me, run.timing),
             key,
@@ -123,15 +144,16 @@ class PeerMachine:
             records.get("statements", ()),
         )
 
+    def _catch_up(
+        self, run: RunSpec, key: SigningKey, records: Mapping[str, Sequence[bytes]]
+    ) -> None:
+        """Bring the application to where the engine's records leave it."""
+        raise NotImplementedError
+
     @property
     def height(self) -> Height:
         """Of the last finalized block."""
-        return self._ledger.tip.height
-
-    @property
-    def leader(self) -> PeerId:
-        """Who may propose the next block, as this peer sees it."""
-        return self._ledger.leader
+        return self.application.info().last_height
 
     def last_commitment(self, number: int) -> float | None:
         """When this peer had heard the last commitment of a round, so far."""
@@ -139,49 +161,38 @@ class PeerMachine:
 
     def start(self, now: float) -> list[Effect]:
         """First call: what is to be sent after a start or restart."""
-        begun = _tagged(LEDGER, self._ledger.start(now))
-        return self._routed(begun + _tagged(ROUND, self._round.start(now)), now)
+        return self._routed(_tagged(ROUND, self._round.start(now)), now)
 
     def handle(self, event: object, now: float) -> list[Effect]:
         """Take in one input; see the class for what it may be."""
-        if isinstance(event, Tick):
-            effects = self._ticked(event, now)
-        elif isinstance(event, Received):
-            effects = self._received(event, now)
-        else:
-            effects = self._to_round(event, now)
-        return self._routed(effects, now)
-
-    def _ticked(self, event: Tick, now: float) -> list[Effect]:
-        """Time passed: of use to a machine whose own deadline it is."""
-        ledger_at, round_at = self._ledger.deadline(), self._round.deadline()
-        effects: list[Effect] = []
-        if ledger_at is not None and ledger_at <= now:
-            effects += self._to_ledger(event, now)
-        if round_at is not None and round_at <= now:
-            effects += self._to_round(event, now)
-        return effects
+        return self._routed(self._taken(event, now), now)
 
     def deadline(self) -> float | None:
         """When to call ``handle(Tick())`` at the latest."""
-        times = (self._ledger.deadline(), self._round.deadline())
-        return min((t for t in times if t is not None), default=None)
+        return self._round.deadline()
 
-    def _to_ledger(self, event: Received | Transaction | Tick, now: float) -> list[Effect]:
-        return _tagged(LEDGER, self._ledger.handle(event, now))
+    def _taken(self, event: object, now: float) -> list[Effect]:
+        if isinstance(event, Received):
+            return self._received(event, now)
+        if isinstance(event, Tick):
+            return self._ticked(event, now)
+        return self._to_round(event, now)
+
+    def _ticked(self, event: Tick, now: float) -> list[Effect]:
+        """Time passed: of use to a machine whose own deadline it is."""
+        at = self._round.deadline()
+        return self._to_round(event, now) if at is not None and at <= now else []
 
     def _to_round(self, event: object, now: float) -> list[Effect]:
         return _tagged(ROUND, self._round.handle(event, now))  # type: ignore[arg-type]
 
     def _received(self, event: Received, now: float) -> list[Effect]:
         kind, body = event.message[:1], event.message[1:]
-        if kind == LEDGER:
-            return self._to_ledger(Received(event.sender, body), now)
         if kind == ROUND:
             return self._to_round(Received(event.sender, body), now)
         if kind == TRANSACTION:
             heard = self._to_round(rounds.Heard(body), now)
-            return heard + self._to_ledger(Transaction(body, event.sender), now)
+            return heard + self._order(body, event.sender, now)
         return [Suspected(event.sender, "malformed-message", "a control message for nobody")]
 
     def _routed(self, effects: list[Effect], now: float) -> list[Effect]:
@@ -192,18 +203,133 @@ class PeerMachine:
             effect = queue.popleft()
             if isinstance(effect, rounds.Submit):
                 done.append(Broadcast(TRANSACTION + effect.tx))
-                queue.extend(self._to_ledger(Transaction(effect.tx, self._me), now))
-            elif isinstance(effect, ledger_effects.Finalized):
-                done.append(_block_done(effect))
-                advanced = rounds.LedgerAdvanced(effect.height, effect.result.events)  # type: ignore[arg-type]
-                queue.extend(self._to_round(advanced, now))
-            elif isinstance(effect, ledger_effects.Accuse):
-                queue.extend(self._to_round(rounds.Found(effect.evidence), now))
-            elif isinstance(effect, ledger_effects.Suspect):
-                done.append(Suspected(effect.peer, effect.fault, effect.reason))
-            else:
-                done.append(effect)
+                queue.extend(self._order(effect.tx, self._me, now))
+                continue
+            for_host, more = self._passed_on(effect, now)
+            done += for_host
+            queue.extend(more)
         return done
+
+    def _passed_on(self, effect: Effect, now: float) -> tuple[list[Effect], list[Effect]]:
+        """What the host gets of an effect, and what else follows from it."""
+        return [effect], []
+
+    def _order(self, tx: bytes, sender: PeerId, now: float) -> list[Effect]:
+        """Hand a transaction to this peer's own ordering engine."""
+        raise NotImplementedError
+
+
+class PeerMachine(ComposedPeer):
+    """A peer under the embedded ledger, whose logs are ``votes`` and ``blocks``."""
+
+    def _catch_up(
+        self, run: RunSpec, key: SigningKey, records: Mapping[str, Sequence[bytes]]
+    ) -> None:
+        self._ledger = ledger.LedgerMachine(
+            ledger_effects.LedgerConfig(
+                run_id=run.run_id,
+                me=self._me,
+                proposal_wait=run.ledger.proposal_wait,
+                view_timeout=run.ledger.view_timeout,
+            ),
+            key,
+            validators_of(run),
+            self.application,
+            lambda pending: proposal_complete(self.application.state, pending),
+            records,
+        )
+
+    @property
+    def leader(self) -> PeerId:
+        """Who may propose the next block, as this peer sees it."""
+        return self._ledger.leader
+
+    def start(self, now: float) -> list[Effect]:
+        begun = _tagged(LEDGER, self._ledger.start(now))
+        return self._routed(begun + _tagged(ROUND, self._round.start(now)), now)
+
+    def deadline(self) -> float | None:
+        times = (self._ledger.deadline(), self._round.deadline())
+        return min((t for t in times if t is not None), default=None)
+
+    def _ticked(self, event: Tick, now: float) -> list[Effect]:
+        at = self._ledger.deadline()
+        effects = self._to_ledger(event, now) if at is not None and at <= now else []
+        return effects + super()._ticked(event, now)
+
+    def _received(self, event: Received, now: float) -> list[Effect]:
+        if event.message[:1] == LEDGER:
+            return self._to_ledger(Received(event.sender, event.message[1:]), now)
+        return super()._received(event, now)
+
+    def _to_ledger(self, event: Received | Transaction | Tick, now: float) -> list[Effect]:
+        return _tagged(LEDGER, self._ledger.handle(event, now))
+
+    def _order(self, tx: bytes, sender: PeerId, now: float) -> list[Effect]:
+        return self._to_ledger(Transaction(tx, sender), now)
+
+    def _passed_on(self, effect: Effect, now: float) -> tuple[list[Effect], list[Effect]]:
+        if isinstance(effect, ledger_effects.Finalized):
+            advanced = rounds.LedgerAdvanced(effect.height, effect.result.events)  # type: ignore[arg-type]
+            return [_block_done(effect)], self._to_round(advanced, now)
+        if isinstance(effect, ledger_effects.Accuse):
+            return [], self._to_round(rounds.Found(effect.evidence), now)
+        if isinstance(effect, ledger_effects.Suspect):
+            return [Suspected(effect.peer, effect.fault, effect.reason)], []
+        return [effect], []
+
+
+class OrderedPeer(ComposedPeer):
+    """A peer whose blocks are ordered by an engine outside, which calls ``application`` by ABCI.
+
+    Its log ``application`` has at most one record, that of the newest ``SaveApplication``. Takes
+    ``CommitBlock`` and ``EngineStarted`` as well, gives ``Order`` and ``SaveApplication`` as well.
+    Raises StorageError if the saved state is of no use.
+    """
+
+    def _catch_up(
+        self, run: RunSpec, key: SigningKey, records: Mapping[str, Sequence[bytes]]
+    ) -> None:
+        for saved in records.get("application", ()):
+            try:
+                self.application.resume(saved)
+            except DecodeError as error:
+                raise StorageError(
+                    error.what,
+                    where="the saved state of the ledger",
+                    hint="remove that file: the ordering engine hands its blocks over again",
+                ) from None
+
+    def _taken(self, event: object, now: float) -> list[Effect]:
+        if isinstance(event, CommitBlock):
+            return self._commit(event, now)
+        if isinstance(event, EngineStarted):
+            return [Order(tx) for tx in self.application.pending()]
+        return super()._taken(event, now)
+
+    def _commit(self, block: CommitBlock, now: float) -> list[Effect]:
+        """The state is saved before anything that follows from the block leaves this peer."""
+        height = self.application.commit()
+        done = BlockDone(height, block.view, block.txs, block.size, block.seconds, block.events)
+        advanced = rounds.LedgerAdvanced(height, block.events)  # type: ignore[arg-type]
+        saved = SaveApplication(self.application.saved())
+        return [saved, done, *self._to_round(advanced, now)]
+
+    def _order(self, tx: bytes, sender: PeerId, now: float) -> list[Effect]:
+        admitted = self.application.check_tx(tx).code == CODE_OK
+        return [Order(tx)] if admitted else []
+
+
+def peer_of(
+    run: RunSpec,
+    me: PeerId,
+    key: SigningKey,
+    secret: bytes,
+    records: Mapping[str, Sequence[bytes]],
+) -> PeerMachine | OrderedPeer:
+    """The peer for the ordering engine that the run file names."""
+    kind = OrderedPeer if run.ledger.kind == "cometbft" else PeerMachine
+    return kind(run, me, key, secret, records)
 
 
 def _tagged(kind: bytes, effects: list[Effect]) -> list[Effect]:

@@ -197,9 +197,7 @@ def agent(kind: type[Agent], strength: float | None = None) -> BuildLiar:
 
     def liar(seed: bytes, liars: tuple[PeerId, ...]) -> BuildMachine:
         build = builder(kind, seed=seed, liars=liars, strength=strength)
-        return lambda run, me, key, secret, records: Liar(
-            build(run, me, key, secret, records, None)
-        )
+        return lambda run, me, key, secret, records: Liar(build(run, me, key, secret, records))
 
     return liar
 

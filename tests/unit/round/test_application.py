@@ -8,7 +8,7 @@ from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionErr
 from torchbft.primitives.wire import encode
 from torchbft.protocols.round import events as ev
 from torchbft.protocols.round import state as states
-from torchbft.protocols.round.application import SNAPSHOTS_KEPT, Application
+from torchbft.protocols.round.application import SNAPSHOTS_KEPT, TX_FRAME_BYTES, Application
 from torchbft.protocols.round.reader import CODE_REFUSED
 from torchbft.protocols.round.state import decode_state
 
@@ -129,11 +129,76 @@ def test_round_19_proposals_take_what_was_seen_and_leave_out_what_is_not_admissi
     mine, seen = world.commit("peer-0", 0), world.commit("peer-1", 0)
     assert world.application.check_tx(seen).code == 0
     chosen = world.application.prepare_proposal(2, [mine, b"junk", mine], 10_000)
-    assert chosen == [mine, seen]
+    assert chosen == [seen, mine]
     assert world.application.process_proposal(2, chosen)
-    assert world.application.prepare_proposal(2, [mine], len(mine)) == [mine]
+    room = len(seen) + TX_FRAME_BYTES
+    assert world.application.prepare_proposal(2, [mine], room) == [seen]
+    assert world.application.prepare_proposal(2, [mine], room - 1) == []
+    assert world.application.pending() == [seen]
     world.block(seen)
     assert world.application.prepare_proposal(3, [], 10_000) == []
+    assert world.application.pending() == []
+
+
+def test_the_last_result_of_a_block_holds_the_digest_of_the_state_after_it() -> None:
+    world = Driven(4)
+    digests = []
+    for txs in ([world.ready(name) for name in world.names], [world.commit("peer-0", 0), b"junk"]):
+        result = world.block(*txs)
+        assert [r.data for r in result.tx_results[:-1]] == [b""] * (len(txs) - 1)
+        assert result.tx_results[-1].data == world.state.digest()
+        digests.append(world.state.digest())
+    refused = world.block(b"junk").tx_results[-1]
+    assert (refused.code, refused.data) == (CODE_REFUSED, digests[-1])
+    assert world.block().tx_results == ()
+    assert digests[0] != digests[1] != world.hashes[0], "the application hash waits for the round"
+    assert world.hashes == [world.hashes[0]] * 5
+
+
+def test_a_saved_state_is_taken_up_at_any_height_and_goes_on_alike() -> None:
+    world = Driven(4)
+    blocks = [[world.ready(name) for name in world.names], [world.commit("peer-0", 0)], []]
+    for txs in blocks:
+        world.block(*txs)
+        again = Application(world.genesis)
+        again.resume(world.application.saved())
+        assert again.info() == world.application.info()
+        assert again.state == world.state
+        assert again.saved() == world.application.saved()
+    more = [world.commit(name, 0) for name in world.names[1:]]
+    height = world.application.info().last_height + 1
+    assert again.finalize_block(height, more) == world.application.finalize_block(height, more)
+
+
+def test_what_was_finalized_and_not_committed_is_finalized_again_alike() -> None:
+    world = Driven(4)
+    world.block(*(world.ready(name) for name in world.names))
+    saved = world.application.saved()
+    txs = [world.commit(name, 0) for name in world.names]
+    first = world.application.finalize_block(2, txs)
+    assert world.application.saved() == saved, "only a commit changes what is saved"
+    restarted = Application(world.genesis)
+    restarted.resume(saved)
+    with pytest.raises(MisuseError):
+        restarted.commit()
+    assert restarted.finalize_block(2, txs) == first
+    restarted.commit()
+    world.application.commit()
+    assert restarted.saved() == world.application.saved()
+
+
+def test_a_saved_state_that_is_damaged_or_of_another_run_is_refused() -> None:
+    world = Driven(4)
+    world.block(*(world.ready(name) for name in world.names))
+    saved = world.application.saved()
+    fresh = Application(world.genesis)
+    other = Application(World(7).genesis)
+    for bad in (b"", b"junk", saved[:-1], saved + b"x", other.saved()):
+        with pytest.raises(DecodeError):
+            fresh.resume(bad)
+    assert fresh.info().last_height == 0
+    fresh.resume(saved)
+    assert fresh.info().last_height == 1
 
 
 def test_round_19_snapshots_exist_for_heights_where_the_hash_moved_and_restore_there() -> None:

@@ -2,13 +2,15 @@
 
 ``finalize_block`` computes, ``commit`` makes visible. The application hash is the digest of the
 state at the last block that fixed or voided a round; snapshots exist for those heights only, so
-that a joiner can check one against the hash in the next block.
+that a joiner can check one against the hash in the next block. The digest of the state after each
+block stands in the last result's ``data``: the hash of its results, which CometBFT's next block
+carries, covers what the application hash does not yet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torchbft.primitives.abci import (
     FinalizeResult,
@@ -21,7 +23,7 @@ from torchbft.primitives.digests import sha256
 from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionError
 from torchbft.primitives.evidence import Evidence
 from torchbft.primitives.ids import Height
-from torchbft.primitives.wire import decode, encode
+from torchbft.primitives.wire import Bytes32, Count, Wire, decode, encode
 from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible, unconvincing
 from torchbft.protocols.round.messages import parse
 from torchbft.protocols.round.reader import CODE_REFUSED, Applied, apply_block, record
@@ -33,6 +35,7 @@ from torchbft.protocols.round.state import (
     RoundState,
     decode_state,
     genesis_state,
+    state_digest,
 )
 
 MAX_GENESIS_BYTES = 64 * 1024
@@ -44,8 +47,32 @@ SNAPSHOTS_KEPT = 2
 SNAPSHOT_CHUNK_BYTES = 256 * 1024
 """A chunk travels in one control message."""
 
+TX_FRAME_BYTES = 8
+"""Engines count what frames a transaction in a block as well: 6 bytes at the most under either."""
+
+MAX_SAVED_BYTES = MAX_STATE_BYTES + 1024
+"""A state, its height and its hash."""
+
 MAX_SEEN = 4096
 """Transactions remembered for proposals: 64 members × 3 rounds × 7 slots × 2, rounded up."""
+
+
+class Saved(Wire, frozen=True):
+    """What a commit leaves behind, for an engine that does not hand every block over again."""
+
+    height: Count
+    app_hash: Bytes32
+    state: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    """A finalized block that is still to be committed."""
+
+    height: Height
+    applied: Applied
+    encoded: bytes
+    app_hash: bytes
 
 
 @dataclass
@@ -66,7 +93,8 @@ class Application:
         self._height = Height(0)
         self.state: LedgerState = genesis_state(genesis)
         self._hash = self.state.digest()
-        self._computed: tuple[Height, Applied, bytes] | None = None
+        self._encoded = encode(self.state)
+        self._computed: _Computed | None = None
         self._snapshots: dict[Height, bytes] = {}
         self._restoring: _Restoring | None = None
         self._seen: dict[bytes, None] = {}
@@ -106,12 +134,14 @@ class Application:
             self._seen[tx] = None
 
     def prepare_proposal(self, height: Height, txs: Sequence[bytes], max_bytes: int) -> list[bytes]:
-        """The admissible ones of ``txs``, then those seen otherwise, within ``max_bytes``."""
+        """What was seen, in that order, then the rest of ``txs``: all that is admissible, within
+        ``max_bytes``."""
         state, size, chosen = self.state, 0, []
-        for tx in dict.fromkeys((*txs, *self._seen)):
-            if size + len(tx) > max_bytes or admissible(tx, state, self._checks) is not None:
+        for tx in dict.fromkeys((*self._seen, *txs)):
+            framed = len(tx) + TX_FRAME_BYTES
+            if size + framed > max_bytes or admissible(tx, state, self._checks) is not None:
                 continue
-            state, size = record(state, tx), size + len(tx)
+            state, size = record(state, tx), size + framed
             chosen.append(tx)
         return chosen
 
@@ -133,23 +163,43 @@ class Application:
                 f"block {height} does not follow block {self._height}", where="finalize_block"
             )
         applied = apply_block(self.state, txs, self._checks)
-        app_hash = applied.state.digest() if applied.settled else self._hash
-        self._computed = (height, applied, app_hash)
-        return FinalizeResult(applied.results, app_hash, (), applied.events)
+        encoded = self._encoded if applied.state is self.state else encode(applied.state)
+        digest = state_digest(encoded)
+        app_hash = digest if applied.settled else self._hash
+        self._computed = _Computed(height, applied, encoded, app_hash)
+        last = tuple(replace(result, data=digest) for result in applied.results[-1:])
+        return FinalizeResult((*applied.results[:-1], *last), app_hash, (), applied.events)
 
     def commit(self) -> Height:
         """Make the finalized block's state visible. Raises MisuseError if there is none."""
-        if self._computed is None:
+        computed, self._computed = self._computed, None
+        if computed is None:
             raise MisuseError("no block was finalized", where="commit")
-        self._height, applied, self._hash = self._computed
-        self.state, self._computed = applied.state, None
-        if applied.settled:
-            self._snapshots[self._height] = encode(self.state)
+        self._height, self._hash = computed.height, computed.app_hash
+        self.state, self._encoded = computed.applied.state, computed.encoded
+        if computed.applied.settled:
+            self._snapshots[self._height] = self._encoded
             for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
                 del self._snapshots[old]
         self._verdicts.clear()
         self._seen = {tx: None for tx in self._seen if self.refusal(tx) is None}
         return self._height
+
+    def saved(self) -> bytes:
+        """The last committed state, for ``resume``."""
+        return encode(Saved(self._height, self._hash, self._encoded))
+
+    def resume(self, saved: bytes) -> None:
+        """Go on after a restart. Raises DecodeError if this is no saved state of this run."""
+        found = decode(saved, Saved, limit=MAX_SAVED_BYTES)
+        state = decode_state(found.state)
+        if state.genesis != self.state.genesis:
+            raise DecodeError("a saved state of another run")
+        self._take_over(Height(found.height), found.app_hash, state, found.state)
+
+    def pending(self) -> list[bytes]:
+        """Admissible transactions that were seen and are not on the ledger yet."""
+        return list(self._seen)
 
     def query(self, path: str, data: bytes) -> bytes:
         """``state``: the canonical state. ``height``: of the last committed block, decimal."""
@@ -198,10 +248,14 @@ class Application:
             return False
         if state.digest() != restoring.app_hash or state.genesis != self.state.genesis:
             return False
-        self._height, self._hash, self.state = restoring.snapshot.height, restoring.app_hash, state
-        self._computed, self._snapshots = None, {self._height: whole}
-        self._verdicts.clear()
+        self._take_over(restoring.snapshot.height, restoring.app_hash, state, whole)
+        self._snapshots = {self._height: whole}
         return True
+
+    def _take_over(self, height: Height, app_hash: bytes, state: LedgerState, data: bytes) -> None:
+        self._height, self._hash, self.state, self._encoded = height, app_hash, state, data
+        self._computed, self._snapshots = None, {}
+        self._verdicts.clear()
 
 
 def _digest(data: bytes) -> bytes:

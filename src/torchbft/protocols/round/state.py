@@ -268,7 +268,7 @@ class LedgerState(Wire, frozen=True):
 
     def digest(self) -> bytes:
         """The application hash of this state."""
-        return sha256("round/state", encode(self))
+        return state_digest(encode(self))
 
     def round_of(self, number: int) -> RoundState | None:
         """The current or the previous round of this number."""
@@ -288,6 +288,11 @@ class LedgerState(Wire, frozen=True):
             if candidate is not None and candidate.root_due:
                 return candidate
         return None
+
+
+def state_digest(encoded: bytes) -> bytes:
+    """``LedgerState.digest`` of an encoded state."""
+    return sha256("round/state", encoded)
 
 
 def find_slot(slots: tuple[Slot, ...], kind: str, author: str) -> Slot | None:
