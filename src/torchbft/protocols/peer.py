@@ -37,7 +37,8 @@ LEDGER, ROUND, TRANSACTION = b"\x00", b"\x01", b"\x02"
 
 @dataclass(frozen=True, slots=True)
 class BlockDone:
-    """Apply effect: a block was finalized, with its size in bytes; for traces."""
+    """Apply effect: a block was finalized, with its size in bytes; for traces. ``view`` is 0 where
+    an engine outside does not tell it."""
 
     height: Height
     view: int
@@ -49,15 +50,19 @@ class BlockDone:
 
 @dataclass(frozen=True, slots=True)
 class CommitBlock:
-    """Input: an engine outside commits the block that the application has just finalized: the
-    round of its proposal, how many transactions of how many bytes, seconds since the first of them
-    was seen, and the application's events."""
+    """Input: an engine outside commits the block that the application has just finalized: how many
+    transactions of how many bytes, seconds since the first of them was seen, and the application's
+    events."""
 
-    view: int
     txs: int
     size: int
     seconds: float
     events: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """Input: the engine outside has brought the application to the state of a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +288,8 @@ class OrderedPeer(ComposedPeer):
     """A peer whose blocks are ordered by an engine outside, which calls ``application`` by ABCI.
 
     Its log ``application`` has at most one record, that of the newest ``SaveApplication``. Takes
-    ``CommitBlock`` and ``EngineStarted`` as well, gives ``Order`` and ``SaveApplication`` as well.
+    ``CommitBlock``, ``SnapshotTaken`` and ``EngineStarted`` as well, gives ``Order`` and
+    ``SaveApplication`` as well.
     Raises StorageError if the saved state is of no use.
     """
 
@@ -303,17 +309,22 @@ class OrderedPeer(ComposedPeer):
     def _taken(self, event: object, now: float) -> list[Effect]:
         if isinstance(event, CommitBlock):
             return self._commit(event, now)
+        if isinstance(event, SnapshotTaken):
+            return self._advanced((), now)
         if isinstance(event, EngineStarted):
             return [Order(tx) for tx in self.application.pending()]
         return super()._taken(event, now)
 
     def _commit(self, block: CommitBlock, now: float) -> list[Effect]:
-        """The state is saved before anything that follows from the block leaves this peer."""
         height = self.application.commit()
-        done = BlockDone(height, block.view, block.txs, block.size, block.seconds, block.events)
-        advanced = rounds.LedgerAdvanced(height, block.events)  # type: ignore[arg-type]
-        saved = SaveApplication(self.application.saved())
-        return [saved, done, *self._to_round(advanced, now)]
+        done = BlockDone(height, 0, block.txs, block.size, block.seconds, block.events)
+        saved, *rest = self._advanced(block.events, now)
+        return [saved, done, *rest]
+
+    def _advanced(self, events: tuple[object, ...], now: float) -> list[Effect]:
+        """The state is saved before anything that follows from it leaves this peer."""
+        advanced = rounds.LedgerAdvanced(self.height, events)  # type: ignore[arg-type]
+        return [SaveApplication(self.application.saved()), *self._to_round(advanced, now)]
 
     def _order(self, tx: bytes, sender: PeerId, now: float) -> list[Effect]:
         admitted = self.application.check_tx(tx).code == CODE_OK

@@ -80,7 +80,7 @@ def finalized(machine: OrderedPeer, txs: list[bytes]) -> CommitBlock:
     """What an engine does before it commits the next block."""
     height = Height(machine.application.info().last_height + 1)
     result = machine.application.finalize_block(height, txs)
-    return CommitBlock(0, len(txs), sum(map(len, txs)), 0.5, result.events)
+    return CommitBlock(len(txs), sum(map(len, txs)), 0.5, result.events)
 
 
 def test_a_run_file_chooses_the_engine() -> None:
@@ -145,7 +145,7 @@ def test_a_committed_block_is_saved_before_anything_follows_from_it() -> None:
 
 def test_a_commit_without_a_finalized_block_is_our_mistake() -> None:
     with pytest.raises(MisuseError, match="no block was finalized"):
-        peer().handle(CommitBlock(0, 0, 0, 0.0, ()), 0.0)
+        peer().handle(CommitBlock(0, 0, 0.0, ()), 0.0)
 
 
 def test_a_restarted_peer_stands_at_its_last_commit() -> None:
