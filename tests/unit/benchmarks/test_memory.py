@@ -13,7 +13,8 @@ import pytest
 _SPEC = util.spec_from_file_location(
     "benchmark_memory", Path(__file__).parents[3] / "benchmarks" / "memory.py"
 )
-assert _SPEC is not None and _SPEC.loader is not None
+assert _SPEC is not None
+assert _SPEC.loader is not None
 memory = util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(memory)
 
