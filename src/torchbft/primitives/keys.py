@@ -16,7 +16,7 @@ from nacl.exceptions import BadSignatureError
 from nacl.signing import SigningKey as _NaclKey
 
 from torchbft.primitives.digests import DOMAIN_PREFIX, sha256
-from torchbft.primitives.errors import ConfigError
+from torchbft.primitives.errors import ConfigError, MisuseError
 
 SIGNATURE_BYTES = 64
 VERIFY_CACHE = 16_384
@@ -43,12 +43,19 @@ class SigningKey:
 
     @classmethod
     def derive(cls, seed: bytes, purpose: str) -> SigningKey:
-        """A key derived from a 32-byte seed; for tests, simulations and demos."""
+        """A key derived from a 32-byte secret seed: another one for each purpose."""
         return cls(sha256("key/derive", seed, purpose.encode()))
 
     def sign(self, domain: str, body: bytes) -> bytes:
         """64-byte signature over the domain and the body. Deterministic (RFC 8032)."""
         return self._key.sign(_message(domain, body)).signature
+
+    def sign_foreign(self, message: bytes) -> bytes:
+        """64-byte signature over a message of another protocol, which must never be able to look
+        like one of ours: those start with ``DOMAIN_PREFIX``. Raises MisuseError if it does."""
+        if message.startswith(DOMAIN_PREFIX.encode()):
+            raise MisuseError("a message of ours is signed under its domain", where="sign_foreign")
+        return self._key.sign(message).signature
 
     def seed(self) -> bytes:
         """The 32 secret bytes; only for key files and TLS certificates of this same host."""
@@ -72,9 +79,14 @@ def _verify(public: bytes, message: bytes, signature: bytes) -> bool:
 
 def verify(public: bytes, domain: str, body: bytes, signature: bytes) -> bool:
     """Whether the signature over domain and body is this key's. Total: never raises."""
+    return verify_bare(public, _message(domain, body), signature)
+
+
+def verify_bare(public: bytes, message: bytes, signature: bytes) -> bool:
+    """The same for bytes without a domain of ours: another protocol's, which has its own. Total."""
     if len(public) != 32 or len(signature) != SIGNATURE_BYTES:
         return False
-    return _verify(public, _message(domain, body), signature)
+    return _verify(public, message, signature)
 
 
 def save_key(path: Path, key: SigningKey) -> None:

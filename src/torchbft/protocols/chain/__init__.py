@@ -1,0 +1,1 @@
+"""A chain that CometBFT ordered, checked without CometBFT. Read ``checks.py`` first."""
