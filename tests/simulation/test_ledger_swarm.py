@@ -16,7 +16,7 @@ from torchbft.protocols.ledger.outbox import Outbox
 from torchbft.sim import ledger_swarm
 from torchbft.sim.byzantine import ADVERSARIES
 from torchbft.sim.disk import Disk
-from torchbft.sim.ledger_swarm import Parameters, run, run_many
+from torchbft.sim.ledger_swarm import Parameters, run
 from torchbft.sim.network import Conditions
 
 
@@ -42,13 +42,6 @@ def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == run(11).trace_hash != run(12).trace_hash
-
-
-def test_many_seeds_report_as_they_go() -> None:
-    seen = []
-    results = run_many(range(2), 4, 1, on_result=lambda result: seen.append(result.seed))
-    assert seen == [0, 1]
-    assert [r.seed for r in results] == seen
 
 
 def test_more_liars_than_can_be_tolerated_are_refused() -> None:

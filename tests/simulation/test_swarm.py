@@ -21,7 +21,7 @@ from torchbft.protocols.round.statements import Statements
 from torchbft.sim import swarm
 from torchbft.sim.liars import LIARS
 from torchbft.sim.network import Conditions
-from torchbft.sim.swarm import Parameters, run, run_many
+from torchbft.sim.swarm import Parameters, run
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -47,13 +47,6 @@ def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == run(11, 4, 1).trace_hash != run(12, 4, 1).trace_hash
-
-
-def test_many_seeds_report_as_they_go() -> None:
-    seen = []
-    results = run_many(range(2), 1, 0, on_result=lambda result: seen.append(result.seed))
-    assert seen == [0, 1]
-    assert [r.seed for r in results] == seen
 
 
 def test_more_liars_than_can_be_tolerated_are_refused() -> None:

@@ -1,69 +1,61 @@
-"""All attacks by name, in the order in which reports list them."""
+"""All attacks by name, in the order in which reports list them.
+
+A class is imported when it is asked for: agents need no torch, and help needs no class.
+"""
 
 from __future__ import annotations
 
-from torchbft.attacks.agents.contribution import (
-    BadOpener,
-    Equivocator,
-    Flickerer,
-    Oversized,
-    SilentValidator,
-    Withholder,
-)
-from torchbft.attacks.agents.delivery import (
-    Crasher,
-    Forger,
-    Replayer,
-    SelectiveSender,
-    Straggler,
-)
-from torchbft.attacks.agents.ordering import CensoringLeader, DoubleVoter
-from torchbft.attacks.declaration import Attack, Expectation
-from torchbft.attacks.vectors.alie import ALittleIsEnough
-from torchbft.attacks.vectors.noise import Gaussian, Infinite, NotANumber
-from torchbft.attacks.vectors.poisoning import LabelFlip
-from torchbft.attacks.vectors.scaling import Copycat, InnerProductManipulation, Scaled, SignFlip
+from importlib import import_module
+
+from torchbft.attacks.declaration import Attack, Expectation, Kind
 from torchbft.primitives.errors import ConfigError
 
-_ATTACKS: tuple[type[Attack], ...] = (
-    SignFlip,
-    InnerProductManipulation,
-    ALittleIsEnough,
-    Gaussian,
-    NotANumber,
-    Infinite,
-    Scaled,
-    LabelFlip,
-    Copycat,
-    Equivocator,
-    Withholder,
-    BadOpener,
-    Replayer,
-    Straggler,
-    Crasher,
-    DoubleVoter,
-    Forger,
-    Oversized,
-    CensoringLeader,
-    SelectiveSender,
-    Flickerer,
-    SilentValidator,
-)
+_HOMES: dict[str, str] = {
+    "sign_flip": "vectors.scaling:SignFlip",
+    "ipm": "vectors.scaling:InnerProductManipulation",
+    "alie": "vectors.alie:ALittleIsEnough",
+    "gaussian": "vectors.noise:Gaussian",
+    "nan": "vectors.noise:NotANumber",
+    "inf": "vectors.noise:Infinite",
+    "scaled": "vectors.scaling:Scaled",
+    "label_flip": "vectors.poisoning:LabelFlip",
+    "copycat": "vectors.scaling:Copycat",
+    "equivocator": "agents.contribution:Equivocator",
+    "withholder": "agents.contribution:Withholder",
+    "bad_opener": "agents.contribution:BadOpener",
+    "replayer": "agents.delivery:Replayer",
+    "straggler": "agents.delivery:Straggler",
+    "crasher": "agents.delivery:Crasher",
+    "double_voter": "agents.ordering:DoubleVoter",
+    "forger": "agents.delivery:Forger",
+    "oversized": "agents.contribution:Oversized",
+    "censoring_leader": "agents.ordering:CensoringLeader",
+    "selective_sender": "agents.delivery:SelectiveSender",
+    "flickerer": "agents.contribution:Flickerer",
+    "silent_validator": "agents.contribution:SilentValidator",
+}
+"""Module and class of each, below this package; a test holds the keys to the classes' names."""
 
 
-def known() -> dict[str, type[Attack]]:
-    """Every attack by name."""
-    return {attack.name: attack for attack in _ATTACKS}
+def names() -> tuple[str, ...]:
+    """Every attack's name."""
+    return tuple(_HOMES)
+
+
+def known(kind: Kind | None = None) -> dict[str, type[Attack]]:
+    """Every attack by name, or those of one kind: agents come without torch."""
+    wanted = f"{kind}s." if kind else ""
+    return {name: get(name) for name, home in _HOMES.items() if home.startswith(wanted)}
 
 
 def get(name: str) -> type[Attack]:
     """The attack of this name (``sign-flip`` means ``sign_flip``). Raises ConfigError."""
-    try:
-        return known()[name.replace("-", "_")]
-    except KeyError:
-        raise ConfigError(
-            f"no attack is named {name[:40]!r}", hint=f"known: {', '.join(known())}"
-        ) from None
+    home = _HOMES.get(name.replace("-", "_"))
+    if home is None:
+        raise ConfigError(f"no attack is named {name[:40]!r}", hint=f"known: {', '.join(_HOMES)}")
+    module, _, held = home.partition(":")
+    found: type[Attack] = getattr(import_module(f"torchbft.attacks.{module}"), held)
+    return found
 
 
 def expectation(attack: str | type[Attack]) -> Expectation:

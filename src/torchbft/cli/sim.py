@@ -72,10 +72,10 @@ def parse_seeds(text: str) -> range:
 
 def run_seeds(seeds: range, peers: int, byzantine: int, jobs: int) -> list[SimResult]:
     """All seeds, in order, over some processes."""
-    from torchbft.sim.swarm import run, run_many
+    from torchbft.sim.swarm import run
 
     if jobs == 1 or len(seeds) == 1:
-        return run_many(seeds, peers, byzantine)
+        return [run(seed, peers, byzantine) for seed in seeds]
     with ProcessPoolExecutor(max_workers=min(jobs, len(seeds))) as pool:
         count = len(seeds)
         return list(pool.map(run, seeds, [peers] * count, [byzantine] * count))

@@ -6,7 +6,7 @@ crashes, and shows mutants of the voting rules within a few seeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -189,17 +189,3 @@ def run(
         ledgers.cluster.clock.now,
         ledgers.cluster.messages,
     )
-
-
-def run_many(
-    seeds: Iterable[int],
-    peers: int = 7,
-    byzantine: int = 2,
-    on_result: Callable[[SimResult], None] = lambda result: None,
-) -> list[SimResult]:
-    """Many seeds, one after the other; ``on_result`` sees each as it ends."""
-    results = []
-    for seed in seeds:
-        results.append(run(seed, peers, byzantine))
-        on_result(results[-1])
-    return results

@@ -277,8 +277,8 @@ _LEDGER_KINDS: dict[str, type[byzantine.Adversary]] = {
 LIARS: dict[str, BuildLiar] = {
     **{
         name: agent(kind)
-        for name, kind in attacks.known().items()
-        if isinstance(kind, type) and issubclass(kind, Agent)
+        for name, kind in attacks.known("agent").items()
+        if issubclass(kind, Agent)
     },
     **{f"ledger/{name}": _ledger_liar(kind) for name, kind in _LEDGER_KINDS.items()},
     Perjurer.name: agent(Perjurer),

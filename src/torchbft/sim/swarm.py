@@ -7,7 +7,7 @@ on, and the core must fix and sign further rounds. Everything follows from the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -297,17 +297,3 @@ def run(seed: int, peers: int = 7, byzantine: int = 2) -> SimResult:
         host.cluster.clock.now,
         host.cluster.messages,
     )
-
-
-def run_many(
-    seeds: Iterable[int],
-    peers: int = 7,
-    byzantine: int = 2,
-    on_result: Callable[[SimResult], None] = lambda result: None,
-) -> list[SimResult]:
-    """Many seeds, one after the other; ``on_result`` sees each as it ends."""
-    results = []
-    for seed in seeds:
-        results.append(run(seed, peers, byzantine))
-        on_result(results[-1])
-    return results

@@ -89,7 +89,8 @@ def test_a_member_is_named_exactly_when_something_is_left_to_show() -> None:
 @pytest.mark.parametrize("name", sorted(ISSUE_LIST))
 def test_every_attack_is_found_by_either_spelling(name: str) -> None:
     kind = attacks.get(name.replace("_", "-"))
-    assert kind is attacks.known()[name]
+    assert kind is attacks.known()[name] is attacks.known(kind.kind)[name]
+    assert kind.name == name, "the table of homes has it under another name"
     assert issubclass(kind, Agent if kind.kind == "agent" else attacks.VectorAttack)
 
 
