@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from torchbft.cli.init import OwnKeys, own_keys, write_whole
+from torchbft.cli.init import own_keys, write_whole
 from torchbft.cli.output import Json, emit, say
 from torchbft.cli.request import MAX_REQUEST_BYTES, Request, parse_request
 from torchbft.primitives.errors import ConfigError
@@ -41,8 +41,8 @@ def admit(
 
     Example: torchbft admit run.toml clinic-c.request.toml
     """
-    run, keys = load_run(run_file), own_keys(run_file, name)
-    _check_member(run, keys)
+    run, (me, keys) = load_run(run_file), own_keys(run_file, name)
+    keys.check(run, me)
     requests, copies = _sorted_by_kind(files or [])
     for where, request in requests:
         request.check(run, where)
@@ -50,7 +50,7 @@ def admit(
     run.check()
     for where, copy in copies:
         run = _with_signatures(run, copy, where)
-    run = run.signed(keys.name, keys.identity)
+    run = run.signed(me, keys.identity)
     write_whole(run_file, dump_run(run))
     _tell(run, as_json=as_json)
 
@@ -87,16 +87,6 @@ def _is_run(text: str) -> bool:
         return "members" in tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
         return False
-
-
-def _check_member(run: RunSpec, keys: OwnKeys) -> None:
-    member = run.member(keys.name)
-    if member.identity != keys.identity.public.hex():
-        raise ConfigError(
-            f"{keys.name!r} has another identity key in the run file than in this folder",
-            where="run file",
-            hint="use the keys that were admitted, or ask to be admitted under another name",
-        )
 
 
 def with_member(run: RunSpec, member: Member, where: str) -> RunSpec:

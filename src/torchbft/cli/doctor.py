@@ -16,8 +16,9 @@ from typing import Annotated
 
 import typer
 
-from torchbft.cli.init import KEYS, own_name, read_keys
+from torchbft.cli.init import own_name
 from torchbft.cli.output import ExitCode, Json, emit, stop
+from torchbft.node.launch import Keys
 from torchbft.primitives.errors import ConfigError, CorruptLogError, TorchbftError
 from torchbft.primitives.runspec import Member, RunSpec, load_run
 
@@ -82,16 +83,16 @@ def examine(run_file: Path, name: str = "", task: str = "") -> Iterator[Finding]
         yield _failed("roster", error)
     else:
         others = tuple(member for member in run.members if member.name != me.name)
-        yield from _own(me, run_file.parent / "peers" / me.name)
+        yield from _own(run, me, run_file.parent / "peers" / me.name)
     if task:
         yield _tried("task", lambda: _task(run, task))
     yield from reachability(others)
     yield from _machine(run_file.parent)
 
 
-def _own(me: Member, folder: Path) -> Iterator[Finding]:
+def _own(run: RunSpec, me: Member, folder: Path) -> Iterator[Finding]:
     """What concerns this member alone."""
-    yield _tried("keys", lambda: _keys(folder, me))
+    yield _tried("keys", lambda: _keys(folder, run, me))
     yield _own_port(me, folder)
     yield from _logs(folder)
 
@@ -120,26 +121,8 @@ def _rule(run: RunSpec) -> str:
     return f"{run.aggregation.rule} holds for {run.m_min} contributions with f={faults.f}"
 
 
-def _keys(folder: Path, me: Member) -> str:
-    keys = read_keys(folder, me.name)
-    for purpose, key, listed in (
-        ("identity", keys.identity, me.identity),
-        ("voting", keys.voting, me.voting),
-    ):
-        if key.public.hex() != listed:
-            raise ConfigError(
-                f"the {purpose} key of {me.name!r} is not the one in the run file",
-                where=str(folder / f"{purpose}.key"),
-                hint="use the keys that were admitted, or ask to be admitted again",
-            )
-    modes = {path.stat().st_mode & 0o777 for path in (folder / f"{key}.key" for key in KEYS)
-             if path.exists()}  # fmt: skip
-    if modes != {0o600}:
-        raise ConfigError(
-            f"key files have modes {', '.join(sorted(map(oct, modes)))}",
-            where=str(folder),
-            hint=f"chmod 600 {folder}/*.key",
-        )
+def _keys(folder: Path, run: RunSpec, me: Member) -> str:
+    Keys.load(folder).check(run, me.name)
     return f"those of {me.name!r}, readable by their owner alone"
 
 

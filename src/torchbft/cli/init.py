@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +12,9 @@ import tomli_w
 import typer
 
 from torchbft.cli.output import Json, emit, say
+from torchbft.node.launch import KEY_FILES, Keys
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import parse_peer_id
-from torchbft.primitives.keys import SigningKey, load_key, save_key
 from torchbft.primitives.runspec import (
     Data,
     Member,
@@ -27,18 +26,7 @@ from torchbft.primitives.runspec import (
     new_member,
 )
 
-KEYS = ("identity", "voting", "secret")
-"""Who I am; what I vote with in this epoch; what my salts and beacon shares derive from."""
 DEFAULT_PORT = 7700
-
-
-@dataclass(frozen=True, slots=True)
-class OwnKeys:
-    """One member's keys as they lie in ``peers/NAME/``."""
-
-    name: str
-    identity: SigningKey
-    voting: SigningKey
 
 
 def init(
@@ -68,7 +56,7 @@ def init(
     """
     parse_peer_id(name)
     folder = run_file.parent / "peers" / name
-    keys = make_keys(folder, name)
+    keys = Keys.create(folder)
     member = new_member(name, keys.identity, keys.voting, host=host, port=port)
     write_whole(folder / "member.toml", tomli_w.dumps(msgspec.to_builtins(member)))
     created = not run_file.exists()
@@ -133,26 +121,11 @@ def with_task(run: RunSpec, task: str, loaded: Any = None) -> RunSpec:
     return msgspec.structs.replace(run, task=fixed, data=Data(**data))
 
 
-def make_keys(folder: Path, name: str) -> OwnKeys:
-    """Make what is missing of a member's keys; mode 0600, never overwritten."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for purpose in KEYS:
-        path = folder / f"{purpose}.key"
-        if not path.exists():
-            save_key(path, SigningKey.generate())
-    return read_keys(folder, name)
-
-
-def read_keys(folder: Path, name: str) -> OwnKeys:
-    """A member's keys. Raises ConfigError if one is missing or open to others."""
-    return OwnKeys(name, load_key(folder / "identity.key"), load_key(folder / "voting.key"))
-
-
 def own_name(run_file: Path, name: str = "") -> str:
     """Which member this is: ``name``, or the only one whose keys are in this folder."""
     if name:
         return name
-    found = sorted(path.parent.name for path in run_file.parent.glob("peers/*/identity.key"))
+    found = sorted(path.parent.name for path in run_file.parent.glob(f"peers/*/{KEY_FILES[0]}"))
     if len(found) == 1:
         return found[0]
     raise ConfigError(
@@ -162,10 +135,10 @@ def own_name(run_file: Path, name: str = "") -> str:
     )
 
 
-def own_keys(run_file: Path, name: str = "") -> OwnKeys:
-    """The keys of this folder's member."""
+def own_keys(run_file: Path, name: str = "") -> tuple[str, Keys]:
+    """Name and keys of this folder's member. Raises ConfigError if one is missing or open."""
     name = own_name(run_file, name)
-    return read_keys(run_file.parent / "peers" / name, name)
+    return name, Keys.load(run_file.parent / "peers" / name)
 
 
 def write_whole(path: Path, text: str) -> None:

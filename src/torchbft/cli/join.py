@@ -46,8 +46,7 @@ def join(
     run = load_run(run_file)
     run.check_signed()
     me = own_name(run_file, name)
-    run.member(me)
-    own_keys(run_file, me)  # a node without them would end at once, in a log of its own
+    own_keys(run_file, me)[1].check(run, me)  # a node would end at once, in a log of its own
     made = load_task(task or run.task.name, run.task.digest)
     check_task(made, run)
     if (data is not None) != (run.data.mode == "private"):

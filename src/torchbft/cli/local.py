@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from torchbft.cli.init import KEYS, with_task
+from torchbft.cli.init import with_task
+from torchbft.node.launch import Keys
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
-from torchbft.primitives.keys import SigningKey, save_key
 from torchbft.primitives.runspec import (
     Aggregation,
     Ledger,
@@ -31,7 +31,6 @@ from torchbft.primitives.runspec import (
 
 if TYPE_CHECKING:
     from torchbft.node.driver import BuildPeer
-    from torchbft.node.launch import Keys
     from torchbft.node.supervisor import Supervisor
     from torchbft.pytorch.data import MapStyle
     from torchbft.pytorch.link import TrainerHook
@@ -93,7 +92,6 @@ def create(plan: Plan) -> Local:
     made nothing then."""
     import torch
 
-    from torchbft.node.launch import Keys
     from torchbft.pytorch.task import load_task
 
     torch.set_num_threads(1)  # nothing parallel may run before the peers are forked
@@ -102,7 +100,7 @@ def create(plan: Plan) -> Local:
             "holds a run already", where=str(plan.out), hint="choose another --out, or remove it"
         )
     task = load_task(plan.task)
-    keys = {name: Keys(*(SigningKey.generate() for _ in KEYS)) for name in plan.names}
+    keys = {name: Keys.generate() for name in plan.names}
     members = tuple(
         new_member(name, mine.identity, mine.voting, port=port)
         for (name, mine), port in zip(keys.items(), free_ports(plan.peers), strict=True)
@@ -114,15 +112,9 @@ def create(plan: Plan) -> Local:
         run = run.signed(name, mine.identity)
     run.check()
     for name, mine in keys.items():
-        _save(mine, plan.out / "peers" / name)
+        mine.save(plan.out / "peers" / name)
     (plan.out / "run.toml").write_text(dump_run(run))
     return Local(plan, run, task, keys, shards)
-
-
-def _save(keys: Keys, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for purpose in KEYS:
-        save_key(folder / f"{purpose}.key", getattr(keys, purpose))
 
 
 def _run_of(plan: Plan, members: tuple[Any, ...]) -> RunSpec:

@@ -82,15 +82,15 @@ def request(
 
 def signed_request(run: RunSpec, run_file: Path, name: str = "") -> Request:
     """The request of the member whose keys are beside the run file."""
-    keys = own_keys(run_file, name)
-    path = run_file.parent / "peers" / keys.name / "member.toml"
+    me, keys = own_keys(run_file, name)
+    path = run_file.parent / "peers" / me / "member.toml"
     try:
         member = msgspec.convert(tomllib.loads(path.read_text()), Member)
     except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise ConfigError(
             f"cannot be read ({error})",
             where=str(path),
-            hint=f"write it again: torchbft init --name {keys.name} --host HOST --port PORT",
+            hint=f"write it again: torchbft init --name {me} --host HOST --port PORT",
         ) from None
     bare = Request(run=run.name, seed=run.seed, member=member, signature="0" * 128)
     signature = keys.identity.sign(REQUEST_DOMAIN, bare.body).hex()

@@ -8,7 +8,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,8 @@ from torchbft.primitives.runspec import RunSpec, load_run
 if TYPE_CHECKING:
     from torchbft.node.driver import BuildPeer
 
-IDENTITY, VOTING, SECRET = "identity.key", "voting.key", "secret.key"
+KEY_FILES = ("identity.key", "voting.key", "secret.key")
+"""In a peer's folder, in the order of the fields of ``Keys``."""
 
 
 @dataclass(frozen=True)
@@ -35,21 +36,30 @@ class Keys:
     secret: SigningKey
 
     @staticmethod
+    def generate() -> Keys:
+        """Fresh keys, nowhere saved."""
+        return Keys(*(SigningKey.generate() for _ in KEY_FILES))
+
+    @staticmethod
     def create(folder: Path) -> Keys:
-        """Make fresh keys in a folder (files of mode 0600). Refuses to overwrite."""
-        folder.mkdir(parents=True, exist_ok=True)
-        keys = Keys(SigningKey.generate(), SigningKey.generate(), SigningKey.generate())
-        for name, key in zip((IDENTITY, VOTING, SECRET), keys._all(), strict=True):
-            save_key(folder / name, key)
-        return keys
+        """Make what is missing of a folder's keys (files of mode 0600), and read all of them."""
+        Keys.generate()._save(folder, [name for name in KEY_FILES if not (folder / name).exists()])
+        return Keys.load(folder)
 
     @staticmethod
     def load(folder: Path) -> Keys:
         """Read a peer's keys. Raises ConfigError."""
-        return Keys(*(load_key(folder / name) for name in (IDENTITY, VOTING, SECRET)))
+        return Keys(*(load_key(folder / name) for name in KEY_FILES))
 
-    def _all(self) -> tuple[SigningKey, SigningKey, SigningKey]:
-        return self.identity, self.voting, self.secret
+    def save(self, folder: Path) -> None:
+        """Write all three key files. Raises ConfigError rather than overwrite one."""
+        self._save(folder, KEY_FILES)
+
+    def _save(self, folder: Path, names: Sequence[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keys = dict(zip(KEY_FILES, (self.identity, self.voting, self.secret), strict=True))
+        for name in names:
+            save_key(folder / name, keys[name])
 
     def check(self, run: RunSpec, name: str) -> None:
         """Raise ConfigError unless these are the keys that the roster has under this name."""
@@ -68,7 +78,7 @@ class Keys:
 
 def peer_name(run: RunSpec, folder: Path) -> PeerId:
     """Which member a folder's keys belong to. Raises ConfigError if none."""
-    identity = load_key(folder / IDENTITY).public.hex()
+    identity = load_key(folder / KEY_FILES[0]).public.hex()
     for member in run.members:
         if member.identity == identity:
             return PeerId(member.name)

@@ -93,7 +93,7 @@ def test_keys_open_to_others_fail(run_file: Path) -> None:
     key.chmod(0o640)
     found = finding(run_file, "keys")
     assert found.state == "fail"
-    assert "0o640" in found.detail
+    assert "secret.key: the key file is open to other users" in found.detail
     assert "chmod 600" in found.hint
 
 
@@ -102,7 +102,7 @@ def test_another_voting_key_than_the_admitted_one_fails(torchbft: Torchbft, run_
     torchbft("init", run_file, "--name", "a")
     found = finding(run_file, "keys")
     assert found.state == "fail"
-    assert "voting key of 'a' is not the one in the run file" in found.detail
+    assert "voting key of 'a' is not the one in the roster" in found.detail
 
 
 def test_an_occupied_port_fails(run_file: Path, free_port: int) -> None:

@@ -211,7 +211,7 @@ def test_another_key_under_ones_own_name_cannot_sign(torchbft: Torchbft, members
     torchbft("init", file, "--name", "lab-0")
     ran = torchbft("admit", file)
     assert ran.code == 2
-    assert "another identity key in the run file" in ran.err
+    assert "the identity key of 'lab-0' is not the one in the roster" in ran.err
 
 
 def test_a_copy_with_other_values_is_refused(torchbft: Torchbft, members: Members) -> None:

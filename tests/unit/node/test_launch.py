@@ -53,10 +53,14 @@ def test_keys_are_fresh_private_and_never_overwritten(tmp_path: Path) -> None:
     assert len(publics) == 3
     for path in (tmp_path / "a").iterdir():
         assert path.stat().st_mode & 0o777 == 0o600
-    assert Keys.load(tmp_path / "a").identity.public == keys.identity.public
-    with pytest.raises(ConfigError):
-        Keys.create(tmp_path / "a")
-    assert Keys.load(tmp_path / "a").voting.public == keys.voting.public
+    (tmp_path / "a" / "voting.key").unlink()
+    again = Keys.create(tmp_path / "a")
+    assert again.identity.public == keys.identity.public
+    assert again.secret.public == keys.secret.public
+    assert again.voting.public != keys.voting.public
+    with pytest.raises(ConfigError, match="already there"):
+        keys.save(tmp_path / "a")
+    assert Keys.load(tmp_path / "a").voting.public == again.voting.public
     assert keys.identity.seed().hex() not in repr(keys)
 
 
