@@ -6,7 +6,6 @@ import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from torchbft.cli.local import Local, Plan, create, fresh_folder, phase_of, supervisor, watch
+from torchbft import attacks
+from torchbft.cli.local import Local, Plan, create, fresh_folder, phase_of, run_swarm
+from torchbft.cli.options import (
+    A_TASK,
+    DEFAULT_CODEC,
+    DEFAULT_RULE,
+    CodecName,
+    InnerSteps,
+    Peers,
+    Rounds,
+    RuleName,
+    Seed,
+)
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.faults import FaultModel
@@ -27,6 +38,7 @@ if TYPE_CHECKING:
 
 DEMO_SECONDS = 600.0
 """A demo that takes longer is stopped and says so."""
+NO_ATTACK = ("none", "")
 POINTS = 100.0
 """Accuracies are reported in percent; gaps in points."""
 FORK = "both certified"
@@ -43,18 +55,18 @@ class References:
 
 
 def demo(
-    data: Annotated[
-        str, typer.Option(help="digits, fashion_mnist, kjv, or file.py:Class.")
-    ] = "digits",
-    attack: Annotated[str, typer.Option(help="Attack of the liars, or 'none'.")] = "sign_flip",
+    data: Annotated[str, typer.Option(help=A_TASK)] = "digits",
+    attack: Annotated[
+        str, typer.Option(help=f"Of the liars: none, {', '.join(attacks.names())}.")
+    ] = "sign_flip",
     byzantine: Annotated[int, typer.Option(help="How many peers lie.", min=0)] = 2,
-    peers: Annotated[int, typer.Option(help="How many peers.", min=1, max=64)] = 7,
-    rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 40,
-    inner_steps: Annotated[int, typer.Option(help="H: inner steps a round.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of everything random but keys.", min=0)] = 0,
+    peers: Peers = 7,
+    rounds: Rounds = 40,
+    inner_steps: InnerSteps = 20,
+    seed: Seed = 0,
     strength: Annotated[float | None, typer.Option(help="Of the attack; its own default.")] = None,
-    rule: Annotated[str, typer.Option(help="Aggregation rule.")] = "arc+nnm+trimmed_mean",
-    codec: Annotated[str, typer.Option(help="Codec of the payloads.")] = "float32",
+    rule: RuleName = DEFAULT_RULE,
+    codec: CodecName = DEFAULT_CODEC,
     alpha: Annotated[
         float, typer.Option(help="Private Dirichlet shards of this parameter; 0: public data.")
     ] = 0.0,
@@ -82,6 +94,8 @@ def demo(
         raise ConfigError(
             f"the ordering engine {ledger!r} is not there yet", hint="--ledger embedded"
         )
+    if attack not in NO_ATTACK:
+        attacks.get(attack)  # a name that is not known is told before a folder is touched
     folder = fresh_folder(out, "demo")
     if force and (folder / "run.toml").exists():
         shutil.rmtree(folder)
@@ -133,29 +147,36 @@ def run_demo(
 
     ``known``: references of the same plan, if they have been trained already.
     """
-    from torchbft import attacks
+    from torchbft.report.gather import gather
+    from torchbft.report.html import render
+    from torchbft.report.verify import verify
 
     began = time.monotonic()
-    lying = attack not in ("none", "") and byzantine > 0
+    lying = attack not in NO_ATTACK and byzantine > 0
     liars = draw_liars(plan.names, byzantine, plan.seed) if lying else ()
     if lying:
-        attacks.get(attack)  # a name that is not known is told before a folder is made
+        attacks.get(attack)
     local = create(plan)
     oracle = arm(local, attack, liars, strength) if lying else None
     facts = _facts(plan, local, attack if liars else "none", liars, oracle is not None)
     (plan.out / "demo.json").write_bytes(msgspec.json.encode(facts))
     try:
-        status, seconds = _swarm(local, liars, quiet)
+        honest = [name for name in local.names if name not in liars]
+        status, seconds = run_swarm(local, honest, seconds=DEMO_SECONDS, quiet=quiet)
     finally:
         if oracle is not None:
             oracle.close()
+    if status == "stopped":
+        raise KeyboardInterrupt  # there is nothing to compare
     if references and known is None:
         say("training the references without a protocol, to compare…")
         known = train_references(local, attack if liars else "none", liars, strength)
-    result = judge(local, facts, liars, status, known)
+    verdict = verify(plan.out)
+    result = judge(local, facts, liars, status, known, verdict)
     result |= {"swarm_seconds": round(seconds, 1), "seconds": round(time.monotonic() - began, 1)}
     (plan.out / "demo.json").write_bytes(msgspec.json.encode(result))
-    _write_page(plan.out)
+    page = render(gather(plan.out), verdict)
+    (plan.out / "report.html").write_text(page, encoding="utf-8")
     return result
 
 
@@ -182,7 +203,6 @@ def arm(
     local: Local, attack: str, liars: Sequence[PeerId], strength: float | None
 ) -> Oracle | None:
     """Put the attack into the liars. Returns the oracle that an omniscient attack reads."""
-    from torchbft import attacks
     from torchbft.attacks.adversary import Adversary, HonestWitness
     from torchbft.attacks.agents.agent import Agent
     from torchbft.attacks.agents.liar import builder
@@ -228,27 +248,6 @@ def known_rule(local: Local) -> Any:
     return lambda updates_ND: rule(updates_ND, f, mode="fast")
 
 
-def _swarm(local: Local, liars: Sequence[PeerId], quiet: bool) -> tuple[str, float]:
-    from torchbft.report.terminal import LiveView
-
-    judged = [name for name in local.names if name not in liars]
-    running = supervisor(local)
-    began = time.monotonic()
-    running.start()
-    try:
-        view = nullcontext() if quiet else LiveView(local.plan.out, local.plan.rounds)
-        with view as shown:
-            show = shown.refresh if shown is not None else _nothing
-            status = watch(running, local, judged, show, seconds=DEMO_SECONDS)
-    finally:
-        running.stop()
-    return status, time.monotonic() - began
-
-
-def _nothing() -> None:
-    """Shown in a quiet run."""
-
-
 def train_references(
     local: Local, attack: str, liars: Sequence[PeerId], strength: float | None
 ) -> References:
@@ -270,7 +269,6 @@ def undefended(
 ) -> float | None:
     """Accuracy of a plain mean without checks under a vector attack; None for agents, which
     attack a protocol that the plain mean does not have."""
-    from torchbft import attacks
     from torchbft.attacks.adversary import Adversary
     from torchbft.attacks.declaration import Knowledge
     from torchbft.attacks.oracle import Oracle, create_folder
@@ -305,13 +303,12 @@ def judge(
     liars: Sequence[PeerId],
     status: str,
     references: References | None,
+    verdict: Verdict,
 ) -> dict[str, Any]:
-    """What came of it, from the honest peers' folders alone."""
+    """What came of it, from the honest peers' folders alone. ``verdict``: of the whole folder."""
     from torchbft.report.gather import gather
-    from torchbft.report.verify import verify
 
     view = gather(local.plan.out)
-    verdict = verify(local.plan.out)
     honest = [name for name in local.names if name not in liars]
     finished = [name for name in honest if phase_of(local, name) == "finished"]
     ends = [view.peers[name].ended for name in finished]
@@ -392,15 +389,6 @@ def halted_because(view: RunView, honest: Sequence[PeerId]) -> str:
         if peer is not None and peer.ended is not None and peer.ended.status == "halted":
             return peer.ended.reason
     return ""
-
-
-def _write_page(folder: Path) -> None:
-    from torchbft.report.gather import gather
-    from torchbft.report.html import render
-    from torchbft.report.verify import verify
-
-    page = render(gather(folder), verify(folder))
-    (folder / "report.html").write_text(page, encoding="utf-8")
 
 
 def summary(result: Mapping[str, Any]) -> str:

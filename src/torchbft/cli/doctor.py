@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import sys
@@ -19,6 +18,8 @@ import typer
 from torchbft.cli.init import own_name
 from torchbft.cli.output import ExitCode, Json, emit, stop
 from torchbft.node.launch import Keys
+from torchbft.node.storage.lock import holder_of
+from torchbft.node.transports.ports import check_port
 from torchbft.primitives.errors import ConfigError, CorruptLogError, TorchbftError
 from torchbft.primitives.runspec import Member, RunSpec, load_run
 
@@ -142,28 +143,13 @@ def _task(run: RunSpec, task: str) -> str:
 def _own_port(me: Member, folder: Path) -> Finding:
     """Whether this member can listen where the roster says it does."""
     check = f"port {me.port}"
-    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    if holder_of(folder) is not None:
+        return Finding(check, OK, "is for this member's own node, which is running")
     try:
-        with socket.create_server(
-            ("", me.port), family=family, dualstack_ipv6=family == socket.AF_INET6
-        ):
-            return Finding(check, OK, "is free")
-    except OSError as error:
-        if _runs(folder):
-            return Finding(check, OK, "is held by this member's own node, which is running")
-        hint = f"see who holds it (ss -ltnp 'sport = :{me.port}'), or be admitted with another port"
-        return Finding(check, FAIL, f"cannot be listened on ({error.strerror})", hint)
-
-
-def _runs(folder: Path) -> bool:
-    from torchbft.report.gather import read_status
-
-    status = read_status(folder / "status.json")
-    try:
-        os.kill(status.pid if status and status.pid > 0 else -1 << 30, 0)
-    except (OSError, OverflowError):
-        return False
-    return True
+        check_port(me.host, me.port)
+    except ConfigError as error:
+        return _failed(check, error)
+    return Finding(check, OK, "is free")
 
 
 def _logs(folder: Path) -> Iterator[Finding]:
@@ -194,7 +180,7 @@ def _reach(member: Member) -> Finding:
         with socket.create_connection((member.host, member.port), timeout=CONNECT_SECONDS):
             return Finding(check, OK, f"{place} answers")
     except ConnectionRefusedError:
-        return Finding(check, WARN, f"{place} is there but nothing listens: not started yet?")
+        return Finding(check, WARN, f"{place} is there but nothing listens: not started, or done")
     except socket.gaierror:
         return Finding(check, FAIL, f"the name {member.host!r} is unknown", "correct the host")
     except OSError as error:

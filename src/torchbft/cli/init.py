@@ -11,13 +11,22 @@ import msgspec
 import tomli_w
 import typer
 
+from torchbft.cli.options import (
+    A_TASK,
+    DEFAULT_CODEC,
+    DEFAULT_RULE,
+    CodecName,
+    InnerSteps,
+    Rounds,
+    RuleName,
+)
 from torchbft.cli.output import Json, emit, say
 from torchbft.node.launch import KEY_FILES, Keys
 from torchbft.primitives.errors import ConfigError
-from torchbft.primitives.ids import parse_peer_id
+from torchbft.primitives.ids import PeerId, parse_peer_id
 from torchbft.primitives.runspec import (
+    Aggregation,
     Data,
-    Member,
     RunSpec,
     Task,
     Training,
@@ -27,48 +36,62 @@ from torchbft.primitives.runspec import (
 )
 
 DEFAULT_PORT = 7700
+OF_A_NEW_RUN = ("title", "task", "private", "samples", "rounds", "inner_steps", "rule", "codec")
+"""Options that describe a run, not a member."""
 
 
 def init(
+    context: typer.Context,
     name: Annotated[str, typer.Option(help="This member's name: a-z, 0-9 and '-'.")],
     run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML")] = Path("run.toml"),
     host: Annotated[str, typer.Option(help="Where others reach this member.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="TCP port.", min=1, max=65_535)] = DEFAULT_PORT,
     title: Annotated[str, typer.Option(help="Name of a new run.")] = "run",
     task: Annotated[
-        str, typer.Option(help="file.py:Class, or a shipped task; fixes code, data and start.")
+        str, typer.Option(help=f"It fixes code, data and start of a new run: {A_TASK}")
     ] = "",
     private: Annotated[bool, typer.Option("--private", help="Each its own shard.")] = False,
     samples: Annotated[
         int, typer.Option(help="Size of the public data set of a plain loop (no --task).", min=0)
     ] = 0,
-    rounds: Annotated[int, typer.Option(help="Rounds of a new run.", min=1)] = 40,
-    inner_steps: Annotated[int, typer.Option(help="H: inner steps a round.", min=1)] = 20,
+    rounds: Rounds = 40,
+    inner_steps: InnerSteps = 20,
+    rule: RuleName = DEFAULT_RULE,
+    codec: CodecName = DEFAULT_CODEC,
     as_json: Json = False,
 ) -> None:
     """Make this member's keys, and a run file if there is none.
 
     A new run file has this member as its first. Keys go to peers/NAME/ beside the run file,
     readable by their owner alone; those that are there already are used. To get into a run file
-    that exists, go on with: torchbft request.
+    that exists, go on with: torchbft request. Whatever else a run is made of (learning rates,
+    time-outs, f) may be edited in a new run file before it is signed: torchbft admit.
 
     Example: torchbft init --name clinic-c --host clinic-c.example.org --task task.py:Digits
     """
     parse_peer_id(name)
+    _check_names(rule, codec)
+    created = not run_file.exists()
+    run = load_run(run_file) if not created else None
+    if run is not None:
+        _check_of_this_run(context, run, run_file)
     folder = run_file.parent / "peers" / name
     keys = Keys.create(folder)
     member = new_member(name, keys.identity, keys.voting, host=host, port=port)
     write_whole(folder / "member.toml", tomli_w.dumps(msgspec.to_builtins(member)))
-    created = not run_file.exists()
-    if created:
-        training = Training(rounds=rounds, inner_steps=inner_steps)
-        data = Data(mode="private") if private else Data(samples=samples)
-        run = _new_run(member, title, training, task, data)
-        run = run.signed(name, keys.identity)
+    if run is None:
+        bare = RunSpec(
+            name=title,
+            seed=secrets.token_hex(32),
+            members=(member,),
+            data=Data(mode="private") if private else Data(samples=samples),
+            training=Training(rounds=rounds, inner_steps=inner_steps),
+            aggregation=Aggregation(rule=rule, codec=codec),
+        )
+        run = _with_code(bare, task).signed(name, keys.identity)
         write_whole(run_file, dump_run(run))
         say(f"wrote {run_file}; give it to the others: torchbft request {run_file}")
     else:
-        run = load_run(run_file)
         say(f"{run_file} is there; to be admitted to it: torchbft request {run_file}")
     told = {
         "name": name,
@@ -81,20 +104,35 @@ def init(
     emit(told, as_json=as_json, text=f"{name} {member.identity}")
 
 
-def _new_run(
-    member: Member,
-    title: str,
-    training: Training,
-    task: str,
-    data: Data,
-) -> RunSpec:
-    run = RunSpec(
-        name=title,
-        seed=secrets.token_hex(32),
-        members=(member,),
-        data=data,
-        training=training,
-    )
+def _check_names(rule: str, codec: str) -> None:
+    """Raise PreconditionError unless rule and codec are known: now, not when the run starts."""
+    if (rule, codec) != (DEFAULT_RULE, DEFAULT_CODEC):
+        from torchbft.tensors import aggregation
+        from torchbft.tensors.compression import get_codec
+
+        aggregation.get(rule)
+        get_codec(codec)
+
+
+def _check_of_this_run(context: typer.Context, run: RunSpec, run_file: Path) -> None:
+    """Raise ConfigError if options were given that a run file which is there would not take in."""
+    sources = {name: context.get_parameter_source(name) for name in OF_A_NEW_RUN}
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name, source in sources.items()
+        if source is not None and source.name != "DEFAULT"
+    ]
+    if given:
+        raise ConfigError(
+            f"is there already (run {run.name!r}), and {', '.join(given)} would change nothing",
+            where=str(run_file),
+            hint=f"leave {'it' if len(given) == 1 else 'them'} out to make this member's keys; "
+            "for a run of your own name another file, or move this one away",
+        )
+
+
+def _with_code(run: RunSpec, task: str) -> RunSpec:
+    data = run.data
     run.check()
     if not task:
         say("note: without --task the run file fixes neither code nor data, so nobody can replay")
@@ -121,13 +159,13 @@ def with_task(run: RunSpec, task: str, loaded: Any = None) -> RunSpec:
     return msgspec.structs.replace(run, task=fixed, data=Data(**data))
 
 
-def own_name(run_file: Path, name: str = "") -> str:
+def own_name(run_file: Path, name: str = "") -> PeerId:
     """Which member this is: ``name``, or the only one whose keys are in this folder."""
     if name:
-        return name
+        return parse_peer_id(name)
     found = sorted(path.parent.name for path in run_file.parent.glob(f"peers/*/{KEY_FILES[0]}"))
     if len(found) == 1:
-        return found[0]
+        return PeerId(found[0])
     raise ConfigError(
         f"holds the keys of {', '.join(found)}" if found else "holds no member's keys",
         where=str(run_file.parent / "peers"),
@@ -135,10 +173,10 @@ def own_name(run_file: Path, name: str = "") -> str:
     )
 
 
-def own_keys(run_file: Path, name: str = "") -> tuple[str, Keys]:
+def own_keys(run_file: Path, name: str = "") -> tuple[PeerId, Keys]:
     """Name and keys of this folder's member. Raises ConfigError if one is missing or open."""
-    name = own_name(run_file, name)
-    return name, Keys.load(run_file.parent / "peers" / name)
+    me = own_name(run_file, name)
+    return me, Keys.load(run_file.parent / "peers" / me)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -10,17 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
-from torchbft.cli.init import own_keys, own_name
+from torchbft.cli.init import own_name
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
+from torchbft.node.launch import Keys
+from torchbft.node.storage.lock import FolderLock
+from torchbft.node.transports.ports import check_port, parse_address
 from torchbft.primitives.errors import ConfigError
-
-FOLLOW_SECONDS, FOLLOW_BYTES = 0.25, 1 << 20
-"""How often the node's log is looked at, and how much of it is told at a time."""
+from torchbft.primitives.ids import PeerId
+from torchbft.primitives.runspec import RunSpec, load_run
+from torchbft.pytorch.tasks import names
 
 
 def join(
     run_file: Annotated[Path, typer.Argument(metavar="RUN.TOML")] = Path("run.toml"),
-    task: Annotated[str, typer.Option(help="file.py:Class; default: the run file's.")] = "",
+    task: Annotated[
+        str, typer.Option(help="file.py:Class; default: the run's, if torchbft ships it.")
+    ] = "",
     data: Annotated[
         Path | None, typer.Option(help="Own shard (private data): a file of safetensors, x and y.")
     ] = None,
@@ -33,77 +38,95 @@ def join(
 ) -> None:
     """Take part in a run until it is over: starts this member's node and trains its task.
 
-    The task runs local code, whose sha256 must be the run file's; the swarm ships none. A peer
+    The task runs local code, whose sha256 must be the run file's; the swarm ships none, so a task
+    that torchbft does not ship must be named with --task. A peer
     that was away resumes from its folder. Control-C leaves cleanly.
 
     Example: torchbft join run.toml --task task.py:Digits --listen [::]:7700
     """
-    from torchbft.primitives.runspec import load_run
-    from torchbft.pytorch import connection
-    from torchbft.pytorch.task import load_task
-    from torchbft.pytorch.train import check_task, train_with
-
     run = load_run(run_file)
-    run.check_signed()
     me = own_name(run_file, name)
-    own_keys(run_file, me)[1].check(run, me)  # a node would end at once, in a log of its own
-    made = load_task(task or run.task.name, run.task.digest)
-    check_task(made, run)
+    folder = run_file.parent / "peers" / me
+    _check_start(run, me, folder, listen)
+    named = task or _own_task(run)
     if (data is not None) != (run.data.mode == "private"):
         raise ConfigError(
             f"the run's data mode is {run.data.mode!r}",
             where="--data",
             hint="give --data in a run with private data, and only there",
         )
-    folder = run_file.parent / "peers" / me
+    from torchbft.pytorch import connection
+    from torchbft.pytorch.task import load_task
+    from torchbft.pytorch.train import check_task, train_with
+
+    made = load_task(named, run.task.digest)
+    check_task(made, run)
     shard = _shard(data) if data is not None else None
-    log = folder / "node.log"
-    say(f"{me} joins {run.name}; the node writes to {log}")
-    with _followed(log):
+    say(f"{me} joins {run.name}; the node writes to {folder / 'node.log'}")
+    with _shown(run_file.parent, run.training.rounds):
         link = connection.connect(run_file, folder, listen)
         over = train_with(made, link, run, peer=me, train_set=shard, threads=threads)
     root = over.state.root().hex()
     result = {"name": me, "status": over.status, "reason": over.reason, "root": root}
     text = f"{over.status}{': ' + over.reason if over.reason else ''}; model {root[:16]}…"
     emit(result, as_json=as_json, text=text)
+    if over.status == "stopped":
+        say(f"the node's own words are in {folder / 'node.log'}; join again to go on")
     if over.status == "halted":
         raise stop(ExitCode.HALTED)
 
 
+def _check_start(run: RunSpec, me: PeerId, folder: Path, listen: str) -> None:
+    """Raise what would keep the node from starting, before anything slow is imported: it would
+    end at once, in a log of its own."""
+    run.check_signed()
+    member = run.member(me)
+    Keys.load(folder).check(run, me)
+    FolderLock(folder).release()
+    host, port = parse_address(listen) if listen else (member.host, member.port)
+    check_port(host, port)
+
+
+def _own_task(run: RunSpec) -> str:
+    """The run's task if torchbft ships it. Any other must be named by whoever runs its code: a run
+    file that somebody sent does not choose a file of this machine."""
+    name = run.task.name
+    if name.replace("-", "_") in names():
+        return name
+    if not name:
+        raise ConfigError(
+            "the run file names no task",
+            where="--task",
+            hint="start the program that calls torchbft.join, or give --task file.py:Class",
+        )
+    digest = f" of sha256 {run.task.digest[:16]}…" if run.task.digest else ""
+    raise ConfigError(
+        f"the run's task {name!r} is none that torchbft ships, so its file{digest} must be named",
+        where="--task",
+        hint=f"--task file.py:{name.rpartition(':')[2]} with your copy of the file; read it first",
+    )
+
+
 @contextmanager
-def _followed(log: Path) -> Iterator[None]:
-    """Says what the node writes meanwhile: whom it waits for, who is behind. Its errors are left
-    out, for they come over the link as well."""
+def _shown(run_dir: Path, rounds: int) -> Iterator[None]:
+    """Shows what happens meanwhile, as ``up`` does: rounds, and whom the node waits for."""
+    from torchbft.report.terminal import REFRESH_SECONDS, LiveView
+
     done = threading.Event()
-    start = log.stat().st_size if log.exists() else 0
+    live = LiveView(run_dir, rounds, history=False)
 
     def follow() -> None:
-        offset, ended = start, False
-        while not ended:
-            ended = done.wait(FOLLOW_SECONDS)
-            offset = _tell(log, offset)
+        with live:
+            while not done.wait(REFRESH_SECONDS):
+                live.refresh()
 
-    thread = threading.Thread(target=follow, daemon=True, name="node-log")
+    thread = threading.Thread(target=follow, daemon=True, name="live-view")
     thread.start()
     try:
         yield
     finally:
         done.set()
         thread.join()
-
-
-def _tell(log: Path, offset: int) -> int:
-    """Say the whole lines after ``offset``; returns where they end."""
-    try:
-        with log.open("rb") as file:
-            file.seek(offset)
-            whole, newline, _ = file.read(FOLLOW_BYTES).rpartition(b"\n")
-    except OSError:
-        return offset
-    for line in whole.decode(errors="replace").split("\n") if newline else ():
-        if not line.startswith(("error:", "halted:", "hint:")):
-            say(f"node: {line}")
-    return offset + len(whole) + len(newline)
 
 
 def _shard(path: Path) -> Any:

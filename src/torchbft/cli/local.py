@@ -9,6 +9,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from torchbft.cli.init import with_task
+from torchbft.cli.options import DEFAULT_CODEC, DEFAULT_RULE
+from torchbft.cli.output import say
 from torchbft.node.launch import Keys
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
@@ -54,8 +57,8 @@ class Plan:
     inner_steps: int = 20
     batch_size: int = 32
     contribution: Literal["pseudo_gradient", "momentum", "gradient"] = "pseudo_gradient"
-    rule: str = "arc+nnm+trimmed_mean"
-    codec: str = "float32"
+    rule: str = DEFAULT_RULE
+    codec: str = DEFAULT_CODEC
     encrypt: bool = True
     kind: Literal["embedded", "cometbft"] = "embedded"
     alpha: float = 0.0
@@ -217,6 +220,32 @@ def supervisor(local: Local) -> Supervisor:
         return 0 if over.status == "finished" else 1
 
     return Supervisor({name: local.folder(name) for name in local.names}, node, trainer)
+
+
+def run_swarm(
+    local: Local, judged: Sequence[PeerId], *, seconds: float, quiet: bool = False
+) -> tuple[str, float]:
+    """Start a swarm's peers, show and ``watch`` them, stop them. Returns how it ended, ``stopped``
+    at Control-C, and after how many seconds."""
+    from torchbft.report.terminal import LiveView
+
+    running = supervisor(local)
+    began, status = time.monotonic(), "stopped"
+    running.start()
+    try:
+        view = nullcontext() if quiet else LiveView(local.plan.out, local.plan.rounds)
+        with view as shown:
+            show = shown.refresh if shown is not None else _nothing
+            status = watch(running, local, judged, show, seconds=seconds)
+    except KeyboardInterrupt:
+        say("stopping the peers…")
+    finally:
+        running.stop()
+    return status, time.monotonic() - began
+
+
+def _nothing() -> None:
+    """Shown in a quiet run."""
 
 
 def watch(

@@ -8,21 +8,32 @@ from typing import Annotated, Any
 import typer
 
 from torchbft.cli.demo import judge, raise_for
-from torchbft.cli.local import Plan, create, fresh_folder, supervisor, watch
-from torchbft.cli.output import Json, emit, say
+from torchbft.cli.local import Plan, create, fresh_folder, run_swarm
+from torchbft.cli.options import (
+    A_TASK,
+    DEFAULT_CODEC,
+    DEFAULT_RULE,
+    CodecName,
+    InnerSteps,
+    Peers,
+    Rounds,
+    RuleName,
+    Seed,
+)
+from torchbft.cli.output import Json, emit
 
 UP_SECONDS = 7 * 86_400.0
 """A local swarm runs until it is done; a week bounds what is forgotten in a corner."""
 
 
 def up(
-    task: Annotated[str, typer.Option(help="A shipped task or file.py:Class.")] = "digits",
-    peers: Annotated[int, typer.Option(help="How many peers.", min=1, max=64)] = 4,
-    rounds: Annotated[int, typer.Option(help="Rounds.", min=1)] = 40,
-    inner_steps: Annotated[int, typer.Option(help="H: inner steps a round.", min=1)] = 20,
-    seed: Annotated[int, typer.Option(help="Seed of everything random but keys.", min=0)] = 0,
-    rule: Annotated[str, typer.Option(help="Aggregation rule.")] = "arc+nnm+trimmed_mean",
-    codec: Annotated[str, typer.Option(help="Codec of the payloads.")] = "float32",
+    task: Annotated[str, typer.Option(help=A_TASK)] = "digits",
+    peers: Peers = 4,
+    rounds: Rounds = 40,
+    inner_steps: InnerSteps = 20,
+    seed: Seed = 0,
+    rule: RuleName = DEFAULT_RULE,
+    codec: CodecName = DEFAULT_CODEC,
     out: Annotated[Path | None, typer.Option(help="Folder of the run.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -32,7 +43,7 @@ def up(
 
     Example: torchbft up --task task.py:Digits --peers 4 --out runs/mine
     """
-    from torchbft.report.terminal import LiveView
+    from torchbft.report.verify import verify
 
     plan = Plan(
         out=fresh_folder(out, "up"),
@@ -45,23 +56,14 @@ def up(
         codec=codec,
     )
     local = create(plan)
-    running = supervisor(local)
-    running.start()
-    status = "stopped"
-    try:
-        with LiveView(plan.out, plan.rounds) as view:
-            status = watch(running, local, local.names, view.refresh, seconds=UP_SECONDS)
-    except KeyboardInterrupt:
-        say("stopping the peers…")
-    finally:
-        running.stop()
+    status, _ = run_swarm(local, local.names, seconds=UP_SECONDS)
     facts: dict[str, Any] = {
         "peers": peers,
         "folder": str(plan.out),
         "rounds": rounds,
         "seed": seed,
     }
-    result = judge(local, facts, (), status, None)
+    result = judge(local, facts, (), status, None, verify(plan.out))
     accuracy = result["accuracy"]
     text = (
         f"{status}: {result['rounds_counted']} rounds, the same model at all peers: "

@@ -174,12 +174,19 @@ def load_task(spec: str, digest: str = "") -> Task:
     except OSError as error:
         raise ConfigError(f"cannot be read ({error.strerror})", where=str(path)) from None
     _check_digest(hashlib.sha256(source).hexdigest(), digest, str(path))
-    made = getattr(_import(path, source), name, None)
-    if not (isinstance(made, type) and issubclass(made, Task)):
+    module = _import(path, source)
+    tasks = {
+        key: kind
+        for key, kind in vars(module).items()
+        if isinstance(kind, type) and issubclass(kind, Task) and not inspect.isabstract(kind)
+    }
+    if name not in tasks:
         raise ConfigError(
-            f"has no Task named {name!r}", where=str(path), hint="--task file.py:Class"
+            f"has no Task named {name!r}",
+            where=str(path),
+            hint=f"it has {', '.join(tasks) or 'none that is complete'}; --task file.py:Class",
         )
-    return made()
+    return tasks[name]()
 
 
 def _import(path: Path, source: bytes) -> ModuleType:

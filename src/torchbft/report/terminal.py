@@ -22,7 +22,7 @@ from rich.text import Text
 
 from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.trace import RoundEnded
-from torchbft.report.gather import VOID, Follower, Matrix, PeerView, RunView
+from torchbft.report.gather import VOID, Accusation, Follower, Matrix, PeerView, RunView
 from torchbft.report.words import (
     LEGEND,
     TERMINAL,
@@ -45,18 +45,26 @@ _PLAIN_BARS = "_.-=*#"
 
 
 class LiveView:
-    """Follows a run folder and shows it. ``total_rounds`` 0 means: as the run file says.
+    """Follows a run folder and shows it. ``total_rounds`` 0 means: as the run file says. Without
+    ``history``, lines are only those of what comes from now on.
 
     ``with LiveView(dir, 40) as view: view.refresh()`` or ``LiveView(dir, 40).run(until)``.
     """
 
     def __init__(
-        self, run_dir: Path, total_rounds: int = 0, *, console: Console | None = None
+        self,
+        run_dir: Path,
+        total_rounds: int = 0,
+        *,
+        console: Console | None = None,
+        history: bool = True,
     ) -> None:
         self._console = console or Console(stderr=True)
         self._follower = Follower(run_dir)
         self._total = total_rounds
         self._lines = _RoundLines(total_rounds)
+        if not history:
+            self._lines.new(self._follower.refresh(), last=True)
         self._live: Live | None = None
 
     @property
@@ -286,8 +294,8 @@ def _findings(view: RunView, cells: Matrix) -> list[Text]:
     """One line per accused or refused peer: what, how often, why, and with which proof."""
     lines = []
     for item in view.accusations():
-        word = "named" if item.named else "suspected"
-        line = Text.assemble((f"{word} ", "bold red" if item.named else "yellow"))
+        style = "bold red" if item.named else "yellow"
+        line = Text.assemble((f"{_accusation_word(item)} ", style))
         words = f"{item.peer}: {item.fault} in round {span(item.rounds)}: {item.reason}"
         line.append(printable(words))
         lines.append(line)
@@ -295,6 +303,10 @@ def _findings(view: RunView, cells: Matrix) -> list[Text]:
         words = printable(f"{name}: {reason} (round {rounds})")
         lines.append(Text.assemble(("refused ", "magenta"), words))
     return lines[:MAX_FINDINGS]
+
+
+def _accusation_word(item: Accusation) -> str:
+    return "named" if item.named else "suspected"
 
 
 def refused(cells: Matrix) -> list[tuple[str, str, str]]:
@@ -314,7 +326,7 @@ class _RoundLines:
     def __init__(self, total: int) -> None:
         self._total = total
         self._next = 0
-        self._told: set[str] = set()
+        self._told: Counter[str] = Counter()
 
     def new(self, view: RunView, *, last: bool) -> list[str]:
         """Lines that were not told before."""
@@ -337,13 +349,15 @@ class _RoundLines:
         return ended.void or evaluated or number < view.last_round or view.end is not None
 
     def _notices(self, view: RunView) -> list[str]:
-        found = [n.text for peer in view.peers.values() for n in peer.notices]
-        found += [
-            f"{'named' if a.named else 'suspected'}: {a.peer}, {a.fault}: {a.reason}"
-            for a in view.accusations()
-        ]
-        fresh = [text for text in dict.fromkeys(found) if text not in self._told]
-        self._told.update(fresh)
+        """What is new; a notice that some peer repeats is told again, once for all peers."""
+        found: Counter[str] = Counter()
+        for peer in view.peers.values():
+            found |= Counter(notice.text for notice in peer.notices)
+        found |= Counter(
+            f"{_accusation_word(a)}: {a.peer}, {a.fault}: {a.reason}" for a in view.accusations()
+        )
+        fresh = [text for text in found if found[text] > self._told[text]]
+        self._told = found
         return fresh
 
 

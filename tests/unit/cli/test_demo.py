@@ -394,16 +394,13 @@ def test_the_reason_of_a_halt_is_an_honest_peer_s() -> None:
 
 
 @pytest.fixture
-def left(swarm: Local, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+def left(swarm: Local) -> Callable[..., dict[str, Any]]:
     """``left({peer: root})``: the judgement of a folder whose honest peers ended so."""
     swarm.plan.out.mkdir()
     (swarm.plan.out / "run.toml").write_text(dump_run(RUN))
     for name in NAMES:
         swarm.folder(name).mkdir(parents=True)
-    monkeypatch.setattr(
-        "torchbft.report.verify.verify",
-        lambda folder: Verdict({"blocks": 4}, rounds=(_counted(0, True), _counted(1, False))),
-    )
+    proof = Verdict({"blocks": 4}, rounds=(_counted(0, True), _counted(1, False)))
 
     def make(
         roots: dict[PeerId, str | None], references: References | None = None
@@ -416,7 +413,7 @@ def left(swarm: Local, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[st
                 writer.write(trace.RunEnded(at=2.0, status="finished", rounds=2, root=root))
             writer.close()
             (swarm.folder(name) / "status.json").write_text('{"phase": "finished"}')
-        return judge(swarm, {"attack": "alie"}, LIARS, "finished", references)
+        return judge(swarm, {"attack": "alie"}, LIARS, "finished", references, proof)
 
     return make
 
@@ -556,24 +553,37 @@ def test_the_summary_does_not_hide_what_went_wrong() -> None:
 def staged(swarm: Local, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """``run_demo`` without processes, verifier and page; what it did in order."""
     done: list[Any] = []
-    swarm.plan.out.mkdir()
+    (swarm.plan.out / "peers").mkdir(parents=True)
 
     def create(plan: Plan) -> Local:
         done.append("create")
         return swarm
 
-    def run(local: Local, liars: tuple[PeerId, ...], quiet: bool) -> tuple[str, float]:
+    def run(local: Local, judged: list[PeerId], *, seconds: float, quiet: bool) -> Any:
+        assert seconds == module.DEMO_SECONDS
+        liars = tuple(name for name in local.names if name not in judged)
         done.append(("swarm", liars, json.loads((local.plan.out / "demo.json").read_bytes())))
         return "finished", 1.0
 
-    def judged(local: Local, facts: Any, liars: Any, status: str, known: Any) -> dict[str, Any]:
-        done.append(("judge", status, known))
+    def judged(
+        local: Local, facts: Any, liars: Any, status: str, known: Any, proof: Verdict
+    ) -> dict[str, Any]:
+        done.append(("judge", status, known, proof))
         return {**facts, "status": status}
 
+    def verified(folder: Path) -> Verdict:
+        done.append("verify")
+        return verdict()
+
+    def render(view: RunView, proof: Verdict) -> str:
+        done.append(("page", proof, view.demo["swarm_seconds"]))
+        return "the page"
+
     monkeypatch.setattr(module, "create", create)
-    monkeypatch.setattr(module, "_swarm", run)
+    monkeypatch.setattr(module, "run_swarm", run)
     monkeypatch.setattr(module, "judge", judged)
-    monkeypatch.setattr(module, "_write_page", lambda folder: done.append("page"))
+    monkeypatch.setattr("torchbft.report.verify.verify", verified)
+    monkeypatch.setattr("torchbft.report.html.render", render)
     return done
 
 
@@ -583,8 +593,10 @@ def test_a_demo_writes_what_it_is_before_and_what_came_of_it_after(
     known = References(1.0, 2.0, None)
     result = run_demo(swarm.plan, "label-flip", 2, known=known, quiet=True)
     liars = draw_liars(NAMES, 2, swarm.plan.seed)
-    created, (_, lying, before), judged, page = staged
-    assert (created, judged, page) == ("create", ("judge", "finished", known), "page")
+    created, (_, lying, before), proven, judged, page = staged
+    assert (created, proven) == ("create", "verify"), "and verified once, for both that use it"
+    assert (judged, page) == (("judge", "finished", known, verdict()), ("page", verdict(), 1.0))
+    assert (swarm.plan.out / "report.html").read_text() == "the page"
     assert lying == liars
     assert (before["attack"], before["liars"]) == ("label-flip", list(liars))
     assert before["oracle"] is False
@@ -612,21 +624,22 @@ def test_a_demo_that_cannot_be_makes_nothing(
     assert staged == []
 
 
-def test_the_oracle_is_removed_also_when_the_swarm_fails(
+def test_control_c_ends_the_demo_and_removes_the_oracle(
     swarm: Local, staged: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folders: list[Path] = []
 
-    def fails(local: Local, liars: Any, quiet: bool) -> tuple[str, float]:
+    def stopped(local: Local, judged: Any, **options: Any) -> tuple[str, float]:
         folders.extend(
             hook._oracle.folder for hook in local.hooks.values() if isinstance(hook, HonestWitness)
         )
         assert all(folder.is_dir() for folder in folders)
-        raise KeyboardInterrupt
+        return "stopped", 1.0
 
-    monkeypatch.setattr(module, "_swarm", fails)
+    monkeypatch.setattr(module, "run_swarm", stopped)
     with pytest.raises(KeyboardInterrupt):
-        run_demo(swarm.plan, "alie", 2, references=False)
+        run_demo(swarm.plan, "alie", 2)
+    assert staged == ["create"], "nothing is compared, verified or reported"
     assert folders
     assert not any(folder.exists() for folder in folders)
 
@@ -689,6 +702,17 @@ def test_options_become_a_plan(torchbft: Torchbft, asked: list[Any], tmp_path: P
 
 def test_without_json_people_read_the_summary(torchbft: Torchbft, asked: list[Any]) -> None:
     assert torchbft("demo").out == summary(RESULT) + "\n"
+
+
+def test_an_attack_that_is_not_known_costs_no_folder(
+    torchbft: Torchbft, asked: list[Any], tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").touch()
+    ran = torchbft("demo", "--out", tmp_path, "--force", "--attack", "sign-flop")
+    assert ran.code == 2
+    assert "sign_flip, ipm" in ran.err, "the values are listed"
+    assert (tmp_path / "run.toml").exists()
+    assert asked == []
 
 
 @pytest.mark.parametrize("arguments", [("--ledger", "cometbft"), ("--peers", 0), ("--rounds", 0),

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import torchbft.cli.main as program
-from torchbft import __version__
+from torchbft import __version__, attacks
 from torchbft.cli.main import COMMANDS, build, main
 from torchbft.cli.output import ExitCode, emit, exit_code, say, say_error
 from torchbft.primitives.errors import (
@@ -27,6 +27,9 @@ from torchbft.primitives.errors import (
     StorageError,
     TorchbftError,
 )
+from torchbft.pytorch import tasks
+from torchbft.tensors import aggregation
+from torchbft.tensors.compression import CODEC_NAMES
 
 PRESENT = [name for name in COMMANDS if importlib.util.find_spec(f"torchbft.cli.{name}")]
 Torchbft = Callable[..., Any]
@@ -100,6 +103,18 @@ def test_every_command_has_help_with_an_example_and_json(torchbft: Torchbft, nam
     first = (inspect.getdoc(function) or "").splitlines()[0]
     assert first.endswith(".")
     assert len(first) <= 90, "one line of the list of commands"
+
+
+@pytest.mark.parametrize("name", ["demo", "up", "init"])
+def test_help_lists_the_values_that_an_option_takes(torchbft: Torchbft, name: str) -> None:
+    text = "".join(torchbft(name, "--help").out.split())
+    values = {"--rule": aggregation.known(), "--codec": CODEC_NAMES}
+    values |= {"--attack": ("none", *attacks.names()), "--data": tasks.names()}
+    values |= {"--task": tasks.names()}
+    for option, known in values.items():
+        about = text.partition(f"{option}<str>")[2].split("--")[0]
+        assert not about or [value for value in known if value not in about] == [], option
+    assert "--rule<str>" in text
 
 
 def test_no_arguments_show_help(torchbft: Torchbft) -> None:

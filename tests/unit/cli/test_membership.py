@@ -51,6 +51,44 @@ def test_init_again_keeps_keys_and_run_file(torchbft: Torchbft, tmp_path: Path) 
     assert "torchbft request" in again.err
 
 
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--rounds", 7), "--rounds"),
+        (("--rounds", 40), "--rounds"),
+        (("--private", "--title", "mine"), "--title, --private"),
+        (("--task", "task.py:Digits", "--inner-steps", 3), "--task, --inner-steps"),
+        (("--rule", "median", "--codec", "int8"), "--rule, --codec"),
+        (("--samples", 9), "--samples"),
+    ],
+)
+def test_options_of_a_new_run_are_not_dropped_where_there_is_one(
+    torchbft: Torchbft, tmp_path: Path, options: tuple[object, ...], named: str
+) -> None:
+    file = tmp_path / "run.toml"
+    torchbft("init", file, "--name", "a")
+    before = file.read_bytes()
+    ran = torchbft("init", file, "--name", "b", *options)
+    assert ran.code == 2
+    assert f"{file}: is there already (run 'run'), and {named} would change nothing" in ran.err
+    assert "hint: leave" in ran.err
+    assert not (tmp_path / "peers" / "b").exists()
+    assert file.read_bytes() == before
+    assert torchbft("init", file, "--name", "b", "--host", "h", "--port", 9).code == 0
+
+
+def test_rule_and_codec_of_a_new_run_are_known_ones(torchbft: Torchbft, tmp_path: Path) -> None:
+    for option, values in (("--rule", "trimmed_mean, krum"), ("--codec", "float32, bfloat16")):
+        ran = torchbft("init", tmp_path / "run.toml", "--name", "a", option, "best")
+        assert ran.code == 2
+        assert values in ran.err
+        assert list(tmp_path.iterdir()) == []
+    given = ("--rule", "nnm+median", "--codec", "int8")
+    assert torchbft("init", tmp_path / "run.toml", "--name", "a", *given).code == 0
+    chosen = load_run(tmp_path / "run.toml").aggregation
+    assert (chosen.rule, chosen.codec) == ("nnm+median", "int8")
+
+
 @pytest.mark.parametrize("name", ["Clinic", "-a", "a" * 33, "", "a b", "../x"])
 def test_a_wrong_name_makes_nothing(torchbft: Torchbft, tmp_path: Path, name: str) -> None:
     ran = torchbft("init", tmp_path / "run.toml", "--name", name)

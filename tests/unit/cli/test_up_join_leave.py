@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,11 +18,14 @@ from safetensors.torch import save_file
 
 from torchbft.cli import join as joining
 from torchbft.cli import leave as leaving
+from torchbft.cli import local
 from torchbft.cli import up as starting
 from torchbft.cli.local import Plan
+from torchbft.node.launch import Keys
 from torchbft.node.storage.lock import FolderLock
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.runspec import dump_run, load_run
+from torchbft.primitives.trace import Evaluated, Notice, RoundEnded, TraceWriter
 from torchbft.pytorch.link import RunOver
 from torchbft.pytorch.solo import SoloNode
 
@@ -162,6 +167,65 @@ def test_a_task_other_than_the_signed_one_is_refused_before_its_code_runs(
     assert not ran_it.exists()
 
 
+def named(file: Path, name: str, digest: str) -> None:
+    """Somebody else's run file, signed, that names a task so."""
+    run = load_run(file)
+    run = msgspec.structs.replace(run, task=msgspec.structs.replace(run.task, name=name,
+                                                                    digest=digest))  # fmt: skip
+    keys = Keys.load(file.parent / "peers" / "lab-0")
+    file.write_text(dump_run(run.signed("lab-0", keys.identity)))
+
+
+@pytest.mark.parametrize("with_digest", [False, True])
+def test_a_run_file_does_not_choose_which_local_file_is_run(
+    torchbft: Torchbft, solo: Callable[..., Path], node: list[Any], tmp_path: Path,
+    with_digest: bool,
+) -> None:  # fmt: skip
+    file, ran_it = solo(), tmp_path / "it-ran"
+    found = tmp_path / "found.py"
+    found.write_text(f"open({str(ran_it)!r}, 'w')\n{TASK}")
+    digest = hashlib.sha256(found.read_bytes()).hexdigest() if with_digest else ""
+    named(file, f"{found}:Tiny", digest)
+    refused(torchbft("join", file), "none that torchbft ships", "--task file.py:Tiny")
+    assert not ran_it.exists()
+    named(file, "Tiny", digest)
+    refused(torchbft("join", file), "'Tiny' is none", f"{digest[:16]}", "--task file.py:Tiny")
+    named(file, "", "")
+    refused(torchbft("join", file), "names no task", "torchbft.join")
+    assert node == []
+    named(file, "", digest)
+    assert torchbft("join", file, "--task", f"{found}:Tiny").code in (0, 2), "start roots differ"
+    assert ran_it.exists(), "what its user names is run"
+
+
+def test_a_class_that_a_task_file_lacks_is_told_with_those_that_it_has(
+    torchbft: Torchbft, solo: Callable[..., Path], task: str, node: list[Any]
+) -> None:
+    ran = torchbft("join", solo(), "--task", task.replace("Tiny", "Tyni"))
+    refused(ran, "has no Task named 'Tyni'", "it has Tiny")
+    assert node == []
+
+
+def test_a_port_that_is_taken_is_told_before_anything_slow(
+    torchbft: Torchbft, solo: Callable[..., Path], node: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = solo()
+
+    def load(*given: object) -> None:
+        raise AssertionError("the task was loaded first")
+
+    monkeypatch.setattr("torchbft.pytorch.task.load_task", load)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = torchbft("join", file, "--task", "x.py:X", "--listen", f"127.0.0.1:{port}")
+        refused(ran, f"127.0.0.1:{port}: the port is in use by process", "--listen")
+    with FolderLock(file.parent / "peers" / "lab-0"):
+        ran = torchbft("join", file, "--task", "x.py:X")
+    assert ran.code == 4
+    assert f"in use by process {os.getpid()}" in ran.err
+    assert node == []
+
+
 def test_a_run_file_that_was_edited_or_is_missing_is_refused(
     torchbft: Torchbft, solo: Callable[..., Path], task: str, node: list[Any], tmp_path: Path
 ) -> None:
@@ -231,29 +295,27 @@ def test_a_file_that_is_no_shard_is_refused(tmp_path: Path, tensors: Any) -> Non
     assert error.value.where == str(path)
 
 
-def test_what_the_node_writes_is_told_line_by_line_without_its_errors(
+def test_joining_shows_rounds_and_waits_of_this_start_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    log = tmp_path / "node.log"
-    assert joining._tell(log, 0) == 0, "the node may not have begun"
-    log.write_text("waits for lab-1\nerror: disk\nhint: free it\nhalted: x\n\x1b[2Jlab-2 is beh")
-    offset = joining._tell(log, 0)
-    assert capsys.readouterr().err == "node: waits for lab-1\n"
-    assert joining._tell(log, offset) == offset, "half a line is not told"
-    with log.open("a") as file:
-        file.write("ind\n")
-    assert joining._tell(log, offset) == log.stat().st_size
-    assert capsys.readouterr().err == "node: \ufffd[2Jlab-2 is behind\n"
+    folder = tmp_path / "peers" / "lab-0"
+    folder.mkdir(parents=True)
+    writer = TraceWriter(folder / "trace.jsonl")
+    before, waits = Notice(at=1.0, text="from last time"), Notice(at=2.0, text="waiting for lab-1")
 
+    def ended(number: int) -> RoundEnded:
+        return RoundEnded(at=2.0, round=number, void=False, accepted=("lab-0",), root="aa" * 32)
 
-def test_only_what_is_new_in_the_log_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    log = tmp_path / "node.log"
-    log.write_text("from last time\n")
-    with joining._followed(log), log.open("a") as file:
-        file.write("from now\n")
-    assert capsys.readouterr().err == "node: from now\n"
+    for record in (before, ended(0)):
+        writer.write(record)
+    with joining._shown(tmp_path, 9):
+        for record in (waits, ended(1), Evaluated(at=3.0, round=1, loss=0.5), waits):
+            writer.write(record)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "waiting for lab-1"
+    assert [line[:20] for line in said if "round" in line] == ["round 1 (2/9)  accep"]
+    assert "loss 0.5000" in said[-1]
+    assert "from last time" not in said
 
 
 # --- leave ----------------------------------------------------------------------------------------
@@ -389,15 +451,18 @@ def staged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
 
     def create(plan: Plan) -> Any:
         stage.plans.append(plan)
-        return SimpleNamespace(names=plan.names)
+        return SimpleNamespace(names=plan.names, plan=plan)
 
-    def judge(local: Any, facts: Any, liars: Any, status: str, references: Any) -> Any:
+    def judge(
+        local: Any, facts: Any, liars: Any, status: str, references: Any, verdict: Any
+    ) -> Any:
+        assert not verdict.ok, "what the verifier says of a folder without a run"
         stage.judged.append((liars, status, references))
         return {**facts, **stage.result, "status": status}
 
     monkeypatch.setattr(starting, "create", create)
-    monkeypatch.setattr(starting, "supervisor", lambda local: stage.running)
-    monkeypatch.setattr(starting, "watch", lambda *args, **options: stage.ends())
+    monkeypatch.setattr(local, "supervisor", lambda local: stage.running)
+    monkeypatch.setattr(local, "watch", lambda *args, **options: stage.ends())
     monkeypatch.setattr(starting, "judge", judge)
     return stage
 

@@ -58,6 +58,12 @@ async def listening_sockets(host: str, port: int) -> list[socket.socket]:
     raise AssertionError("unreachable")
 
 
+def check_port(host: str, port: int) -> None:
+    """Raise what ``listening_sockets`` would, now; the port is free again at once."""
+    for sock in asyncio.run(listening_sockets(host, port)):
+        sock.close()
+
+
 async def _resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
     loop = asyncio.get_running_loop()
     if host in EVERYWHERE:
@@ -122,7 +128,7 @@ def _cannot_listen(error: OSError, host: str, port: int) -> ConfigError:
         return ConfigError(
             f"the port is in use{f' by {holder}' if holder else ''}",
             where=where,
-            hint="stop that process, or choose another port with --listen",
+            hint="stop that process, use --listen, or be admitted with another port",
         )
     return ConfigError(
         f"cannot listen here ({error.strerror})",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from torchbft.primitives.errors import ConfigError
-from torchbft.pytorch.task import Task
+
+if TYPE_CHECKING:
+    from torchbft.pytorch.task import Task
 
 _TASKS = {"digits": "Digits", "fashion_mnist": "FashionMNIST", "kjv": "KingJamesBible"}
 
