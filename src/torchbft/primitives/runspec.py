@@ -6,6 +6,7 @@ and layout may change and no value may. n − f members countersign it.
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,6 +28,10 @@ MAX_RUN_FILE_BYTES = 256 * 1024
 SIGN_DOMAIN = "run/countersign"
 VOTING_DOMAIN = "run/voting-key"
 
+MAX_PORT = 65_535
+CONNECTION_PURPOSE = "ledger/connection"
+
+Hex20OrNone = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{40})?\Z")]
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
@@ -113,10 +118,19 @@ class Member(_Table, frozen=True):
     voting: Hex32
     voting_certificate: Hex64
     host: str = "127.0.0.1"
-    port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 0
+    port: Annotated[int, msgspec.Meta(ge=0, le=MAX_PORT)] = 0
+    ledger_port: Annotated[int, msgspec.Meta(ge=0, le=MAX_PORT)] = 0
+    """Where other members' CometBFT reaches this one's; 0 means the port after ``port``."""
+    ledger_id: Hex20OrNone = ""
+    """How CometBFT names this member's end of a connection: see ``connection_id``."""
     validator: bool = True
     contributor: bool = True
     power: Positive = 1
+
+    @property
+    def ledger_address(self) -> tuple[str, int]:
+        """Host and port of this member's CometBFT."""
+        return self.host, self.ledger_port or self.port + 1
 
 
 class Countersignature(_Table, frozen=True):
@@ -200,6 +214,23 @@ class RunSpec(_Table, frozen=True):
             if not verify(bytes.fromhex(member.identity), VOTING_DOMAIN, body, certificate):
                 raise _bad(f"the voting key of {member.name!r} is not certified by its identity")
         _ = self.contributor_faults
+        if self.ledger.kind == "cometbft":
+            self._check_connections()
+
+    def _check_connections(self) -> None:
+        """CometBFT needs of each member an id of its own and a port that nothing else has."""
+        for member in self.members:
+            if not member.ledger_id:
+                raise _bad(f"member {member.name!r} has no ledger_id, which CometBFT needs")
+            if not 0 < member.ledger_address[1] <= MAX_PORT:
+                raise _bad(f"member {member.name!r} needs a ledger_port for CometBFT")
+        if len({member.ledger_id for member in self.members}) < len(self.members):
+            raise _bad("two members share a ledger_id")
+        places = [(member.host, member.port) for member in self.members]
+        places += [member.ledger_address for member in self.members]
+        for host, port in places:
+            if port and places.count((host, port)) > 1:
+                raise _bad(f"port {port} of {host} is listed twice; give a ledger_port of its own")
 
     def countersigned_by(self) -> tuple[PeerId, ...]:
         """Members whose signature under this run file is valid, in order of name."""
@@ -242,6 +273,17 @@ def voting_body(name: str, voting: bytes, *, epoch: int) -> bytes:
     return wire.encode((name, voting, epoch))
 
 
+def connection_key(identity: SigningKey) -> SigningKey:
+    """What a member's CometBFT proves itself with to the others'. Derived, so that nothing has to
+    be kept or exchanged, and a process that faces the network never holds the identity key."""
+    return SigningKey.derive(identity.seed(), CONNECTION_PURPOSE)
+
+
+def connection_id(identity: SigningKey) -> str:
+    """CometBFT's id of that key: 40 hexadecimal digits of the sha256 of its public half."""
+    return hashlib.sha256(connection_key(identity).public).hexdigest()[:40]
+
+
 def new_member(name: str, identity: SigningKey, voting: SigningKey, **fields: Any) -> Member:
     """A roster entry whose voting key is certified by the identity key for epoch 0."""
     body = voting_body(name, voting.public, epoch=0)
@@ -250,6 +292,7 @@ def new_member(name: str, identity: SigningKey, voting: SigningKey, **fields: An
         identity=identity.public.hex(),
         voting=voting.public.hex(),
         voting_certificate=identity.sign(VOTING_DOMAIN, body).hex(),
+        ledger_id=connection_id(identity),
         **fields,
     )
 

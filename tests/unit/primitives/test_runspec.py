@@ -1,11 +1,22 @@
 """The run file: strict, signed by content, and clear about what is wrong."""
 
+import hashlib
+
 import msgspec
 import pytest
 
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.keys import SigningKey
-from torchbft.primitives.runspec import RunSpec, dump_run, load_run, new_member, parse_run
+from torchbft.primitives.runspec import (
+    Ledger,
+    RunSpec,
+    connection_id,
+    connection_key,
+    dump_run,
+    load_run,
+    new_member,
+    parse_run,
+)
 
 KEYS = [
     (SigningKey.derive(b"s" * 32, f"i{i}"), SigningKey.derive(b"s" * 32, f"v{i}")) for i in range(4)
@@ -99,3 +110,46 @@ def test_a_peer_that_is_not_in_the_roster_is_told_what_to_do() -> None:
     with pytest.raises(ConfigError, match="'stranger' is not in the roster") as caught:
         run().member("stranger")
     assert "admit" in caught.value.hint
+
+
+def groups(**change: object) -> RunSpec:
+    """A run on CometBFT with one member a host, and the second one changed."""
+    members = [
+        new_member(f"peer-{i}", a, b, host=f"host-{i}", port=7700) for i, (a, b) in enumerate(KEYS)
+    ]
+    members[1] = msgspec.structs.replace(members[1], **change)
+    ledger = Ledger(kind="cometbft")
+    return RunSpec(name="test", seed="ab" * 32, members=tuple(members), ledger=ledger)
+
+
+def test_the_engines_port_follows_the_members_unless_it_is_given() -> None:
+    assert groups().members[1].ledger_address == ("host-1", 7701)
+    assert groups(ledger_port=9).members[1].ledger_address == ("host-1", 9)
+    groups().check()
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"ledger_id": ""}, "'peer-1' has no ledger_id"),
+        ({"ledger_id": connection_id(KEYS[0][0])}, "share a ledger_id"),
+        ({"port": 65_535}, "'peer-1' needs a ledger_port"),
+        ({"ledger_port": 7700}, "port 7700 of host-1 is listed twice"),
+        ({"host": "host-0", "port": 7701}, "port 7701 of host-0 is listed twice"),
+    ],
+)
+def test_members_that_cometbft_could_not_tell_apart_or_reach(
+    change: dict[str, object], names: str
+) -> None:
+    run = groups(**change)
+    with pytest.raises(ConfigError, match=names):
+        run.check()
+    msgspec.structs.replace(run, ledger=Ledger()).check()
+
+
+def test_the_key_of_connections_is_derived_and_named_by_its_digest() -> None:
+    identity = KEYS[0][0]
+    key = connection_key(identity)
+    assert key.public != identity.public
+    assert connection_id(identity) == hashlib.sha256(key.public).hexdigest()[:40]
+    assert new_member("peer-0", *KEYS[0]).ledger_id == connection_id(identity)
