@@ -157,7 +157,7 @@ class Receiver:
 
     async def seconds(self, root: bytes) -> float:
         self._arrived.clear()
-        self._store.collect(Round(ROUND + 1))
+        self._store.release(Round(ROUND + 1))
         began = time.perf_counter()
         self.plane.fetch(root, self._length, [HOLDER], (ROUND, HOLDER))
         await self._arrived.wait()

@@ -27,7 +27,7 @@ from torchbft.node.transports.messages import (
     Start,
     Want,
 )
-from torchbft.node.transports.metering import Meter
+from torchbft.node.transports.metering import Meter, Quota
 from torchbft.node.transports.transfer import PayloadLink, Receiving
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.evidence import Fault
@@ -105,6 +105,10 @@ class Owner:
         self.told: list[object] = []
         self.faults: list[tuple[Fault, str]] = []
         self.sink: Sink | None = None
+        self._quota = Quota()
+
+    def quota(self, peer: PeerId) -> Quota:
+        return self._quota
 
     def made(self, link: PayloadLink) -> None: ...
     def lost(self, link: PayloadLink) -> None: ...

@@ -20,9 +20,10 @@ import pytest
 
 from torchbft.node.storage.payloads import PayloadStore
 from torchbft.node.transports import data as data_module
-from torchbft.node.transports import messages, transfer
+from torchbft.node.transports import holders as holders_module
+from torchbft.node.transports import messages, metering
 from torchbft.node.transports.challenge import MAGIC, prove_as_dialer
-from torchbft.node.transports.data import DataPlane
+from torchbft.node.transports.data import ROUNDS_SERVED, DataPlane
 from torchbft.node.transports.endpoint import (
     PAYLOADS,
     PAYLOADS_CLEAR,
@@ -346,7 +347,8 @@ def test_c24_a_holder_that_dies_at_half_is_replaced_by_another(
                 b.plane.fetch(root, len(data), [C], (Round(1), A))
                 assert await b.stored.get() == (C, root)
             assert b.store.get(root) == data
-            assert asked == [2 * SEGMENT_BYTES], "what had come from a was kept"
+            assert len(asked) == 1
+            assert asked[0] >= 2 * SEGMENT_BYTES, "what had come from a was kept"
 
     run(story)
 
@@ -380,21 +382,6 @@ def test_a_pusher_finds_a_receiver_that_comes_late(tmp_path: Path) -> None:
             await asyncio.wait(list(a.plane._dials.values()))
             await b.endpoint.listen("127.0.0.1", port)
             assert await b.stored.get() == (A, root)
-
-    run(story)
-
-
-def test_slowness_is_judged_by_bytes_and_by_what_the_network_has_shown(tmp_path: Path) -> None:
-    """C14: a deadline scales with the bytes; only where others hold it, a slow holder is left."""
-
-    async def story() -> None:
-        async with swarm(tmp_path, A, B) as (a, _):
-            allowed = a.plane._allowed
-            assert allowed(758_000_000, others=False) > 758e6 * 8 / 10e6, "10 Mbit/s is enough"
-            before = allowed(10**9, others=True)
-            a.plane._best_rate = 100e6
-            assert allowed(10**9, others=True) < before == allowed(10**9, others=False)
-            assert allowed(0, others=True) >= data_module.GRACE_SECONDS
 
     run(story)
 
@@ -586,7 +573,7 @@ def test_a_member_that_breaks_the_rules_is_cut_off_with_the_reason(
 def test_bytes_that_nobody_asked_for_fall_on_the_floor_and_slow_their_sender(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transfer, "DISCARD_BURST", 100.0)
+    monkeypatch.setattr(metering, "DISCARD_BURST", 100.0)
 
     async def story() -> None:
         async with swarm(tmp_path, A, B) as (a, b):
@@ -604,6 +591,149 @@ def test_bytes_that_nobody_asked_for_fall_on_the_floor_and_slow_their_sender(
             a.plane.push(root, [B], (Round(1), A))
             assert await b.stored.get() == (A, root)
             assert b.faults.empty()
+
+    run(story)
+
+
+async def drip(raw: Raw, until: asyncio.Future[Any]) -> None:
+    """A byte now and then, so that something always moves."""
+    while not until.done():
+        raw.write(b"x")
+        await asyncio.wait({until}, timeout=0.02)
+
+
+@pytest.mark.parametrize("size", [SEGMENT_BYTES, LONG], ids=["eager", "long"])
+@both
+def test_a_push_that_trickles_in_does_not_hold_up_a_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, encrypt: bool
+) -> None:
+    """a pushes a byte now and then; the ledger names its payload, which c holds."""
+    monkeypatch.setattr(holders_module, "SPELL_SECONDS", 0.2)
+
+    async def story() -> None:
+        async with swarm(tmp_path, A, B, C, encrypt=encrypt) as (a, b, c):
+            data = payload(size)
+            root = c.store.put(data, Round(1))
+            chunks = b"".join(chunk_digests(data))
+            raw = Raw()
+            await a.endpoint.dial(B, PAYLOADS if encrypt else PAYLOADS_CLEAR, lambda peer: raw)
+            raw.write(
+                frame(OFFER, encode(Offer(root, size, 1)))
+                + frame(START, encode(Start(root, size, 0, chunks)))
+                + HEAD.pack(DATA, SEGMENT_BYTES)
+                + data[: 2 * CHUNK_BYTES + 100]
+            )
+            stored = asyncio.ensure_future(b.stored.get())
+            dripping = asyncio.create_task(drip(raw, stored))
+            while not any(arrival.came() for arrival in b.plane._arrivals.values()):
+                await asyncio.sleep(0)
+            b.plane.fetch(root, size, [A, C], (Round(1), A))
+            assert await stored == (C, root)
+            await dripping
+            assert b.store.get(root) == data
+
+    run(story)
+
+
+def test_one_slow_holder_does_not_change_what_the_network_has_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holders_module, "SPELL_SECONDS", 0.2)
+
+    async def story() -> None:
+        async with swarm(tmp_path, A, B, C) as (a, b, c):
+            data = payload(LONG)
+            root = c.store.put(data, Round(1))
+            a.store.put(data, Round(1))
+            b.plane._best_rate = 1e12
+            async with Cut(a.port, HANDSHAKE + LONG // 2, silent=True) as cut:
+                b.meets(A, cut.port)
+                b.plane.fetch(root, LONG, [A], (Round(1), A))
+                await cut.broken.wait()
+                b.plane.fetch(root, LONG, [A, C], (Round(1), A))
+                assert await b.stored.get() == (C, root)
+            assert b.plane._best_rate >= data_module.BEST_MEMORY * 1e12
+
+    run(story)
+
+
+def test_a_peer_that_comes_back_again_and_again_is_not_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metering, "LINKS_BURST", 3.0)
+
+    async def story() -> None:
+        async with swarm(tmp_path, A, B, C) as (_, b, _c):
+            assert [b.plane._accepted(A) is not None for _ in range(6)] == [True] * 4 + [False] * 2
+            assert b.plane._accepted(C) is not None
+            assert b.plane._new_link(A) is not None, "whom we dial ourselves is no matter of it"
+
+    run(story)
+
+
+def test_our_disk_is_read_for_a_peer_within_its_allowance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Digests that are not in memory cost a pass over the file: little for who asks."""
+    monkeypatch.setattr(metering, "READ_BURST", 250.0)
+    monkeypatch.setattr(metering, "READ_RATE", 1.0)
+
+    async def story() -> None:
+        async with swarm(tmp_path, A) as (a,):
+            roots = [a.store.put(payload(100, seed), Round(1)) for seed in range(6)]
+            a.store._chunks.clear()
+            said = [a.plane._refusal(B, Want(root, 0)) for root in roots]
+            assert said == [""] * 3 + ["asked for too much at once"] * 3
+            assert a.plane._refusal(C, Want(roots[0], 0)) == ""
+            a.store.chunks(roots[5])
+            assert a.plane._refusal(B, Want(roots[5], 0)) == "", "they are in memory"
+
+    run(story)
+
+
+def test_what_was_not_sent_does_not_count_as_served(tmp_path: Path) -> None:
+    """Who leaves a slow holder and comes back is still served."""
+
+    async def story() -> None:
+        async with swarm(tmp_path, A, B) as (a, b):
+            root = a.store.put(payload(LONG), Round(1))
+            head = messages.SMALL_BYTES + 32 * messages.chunk_count(LONG)
+            await b.plane._link(A)
+            while not a.plane._links.get(B):
+                await asyncio.sleep(0)
+            link = a.plane._links[B][0]
+            assert a.plane._refusal(B, Want(root, 0)) == ""
+            assert a.plane._served[B, root] == LONG + head
+            await a.plane._serve(link, Want(root, 0))
+            link.abort("left")
+            while a.plane._links[B]:
+                await asyncio.sleep(0)
+            assert a.plane._served[B, root] < LONG + head
+
+    run(story)
+
+
+def test_the_models_bound_holds_for_pushes_once_it_is_known(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with swarm(tmp_path, A, B) as (a, b):
+            big, small = (a.store.put(payload(n), Round(1)) for n in (MAX // 2, 1000))
+            raw = Raw()
+            await a.endpoint.dial(B, PAYLOADS_CLEAR, lambda peer: raw)
+            raw.write(frame(OFFER, encode(Offer(big, MAX // 2, 1))))
+            b.plane.fetch(bytes(32), MAX, [A], (Round(1), B))
+            while len(b.plane._arrivals) < 2:
+                await asyncio.sleep(0)
+            b.plane.limit(1000)
+            assert [arrival.length for arrival in b.plane._arrivals.values()] == [MAX]
+            assert b.plane.limits[START] == messages.frame_limits(MAX)[START], "a fetch goes on"
+            b.plane.cancel(Round(1))
+            b.plane.limit(2**40)
+            assert b.plane.max_payload == 1000, "the run file's bound stays a bound"
+            assert b.plane.limits[START] == messages.frame_limits(1000)[START]
+            a.plane.push(big, [B], (Round(2), A))
+            assert (await b.faults.get())[:2] == (A, Fault.OVERSIZED)
+            a.plane.push(small, [B], (Round(3), A))
+            assert await b.stored.get() == (A, small)
 
     run(story)
 
@@ -678,7 +808,7 @@ def test_a_run_in_clear_and_an_encrypted_one_do_not_talk(tmp_path: Path) -> None
 # The end of a round, a full disk, bounded memory
 
 
-def test_what_is_cancelled_or_forgotten_stops_and_leaves_nothing(tmp_path: Path) -> None:
+def test_what_is_cancelled_or_old_stops_and_leaves_nothing(tmp_path: Path) -> None:
     async def story() -> None:
         async with swarm(tmp_path, A, B) as (a, b):
             b.plane.fetch(bytes(32), 10**6, [A], (Round(5), A))
@@ -692,12 +822,48 @@ def test_what_is_cancelled_or_forgotten_stops_and_leaves_nothing(tmp_path: Path)
             assert len(b.plane._arrivals) == 1
             b.plane.cancel(Round(6), author=A)
             assert not b.plane._arrivals
-            a.plane.forget(Round(6))
-            while a.store.has(old):
+            a.plane.advance(Round(6 + ROUNDS_SERVED))
+            while a.store.has(old) or a.plane._pushes:
                 await asyncio.sleep(0)
             assert a.store.has(kept)
-            while a.plane._pushes:
-                await asyncio.sleep(0)
+
+    run(story)
+
+
+def test_many_rounds_cost_no_memory_and_their_contributions_stay_on_disk(tmp_path: Path) -> None:
+    """Each round: a push, one that nobody takes, a fetch that nobody answers, a copy of the state,
+    and an offer that is never followed up."""
+    rounds = 3 * ROUNDS_SERVED
+
+    async def story() -> None:
+        async with swarm(tmp_path, A, B, C) as (a, b, c):
+            raw = Raw()
+            await c.endpoint.dial(B, PAYLOADS_CLEAR, lambda peer: raw)
+            for number in range(rounds):
+                own = a.store.put(payload(100, number), Round(number))
+                copy = a.store.put(payload(200, number), Round(number), passing=True)
+                b.plane.advance(Round(number))
+                raw.write(frame(OFFER, encode(Offer(bytes(32), 10**6, number + 1))))
+                a.plane.push(own, [B, PeerId("z")], (Round(number), A))
+                b.plane.fetch(number.to_bytes(32, "big"), 50, [A], (Round(number), A))
+                b.plane.fetch(copy, 200, [A], (Round(0), A), passing=True)
+                assert {(await b.stored.get())[1] for _ in range(2)} == {own, copy}
+            for member in (a, b):
+                plane, store = member.plane, member.store
+                while len(store._held) > 2 * ROUNDS_SERVED + 2 or len(plane._served) > len(
+                    store._held
+                ):
+                    await asyncio.sleep(0)
+                assert len(plane._delivered) <= ROUNDS_SERVED + 1
+                assert len(plane._pushed) <= 2 * (data_module.ROUNDS_BEHIND + 2)
+                assert len(plane._arrivals) <= 2 * (data_module.ROUNDS_BEHIND + 2)
+                assert len(plane._pushes) <= 2 * (data_module.ROUNDS_BEHIND + 1)
+                assert len(plane._answers) <= 2 * (data_module.ROUNDS_BEHIND + 1)
+                for number in range(rounds):
+                    root = payload_root(payload(100, number))
+                    assert (store.folder / str(number) / root.hex()).exists()
+            assert len(list((b.store.folder / "passing").iterdir())) <= ROUNDS_SERVED + 1
+            assert len(list((b.store.folder / "incoming").iterdir())) == 0
 
     run(story)
 

@@ -204,11 +204,17 @@ class PeerHost:
         resumed = self._keeper.resume()
         for line in self._keeper.unusable:
             self._chronicle.notice(f"passed over a saved state: {line}")
+        if resumed:
+            self._limit_payloads()
         self._chronicle.show(force=True, phase="starting", round=0)
         self._carry_out(self._machine.start(self._loop.time()))
         if resumed:
             self._state_is_at()
         self._reschedule()
+
+    def _limit_payloads(self) -> None:
+        layout = self._keeper.current().layout
+        self._data.limit(self._recipe.codec.max_bytes(layout))
 
     def _tell_start(self) -> None:
         run, faults = self._run, self._run.contributor_faults
@@ -365,6 +371,7 @@ class PeerHost:
         initial = AgreedState.decode(delivery.take())
 
         def ready(_: object) -> None:
+            self._limit_payloads()
             port.begin(self._ended, self._keeper.current())
             self._state_is_at()
 
@@ -400,7 +407,12 @@ class PeerHost:
             self._inspected[root] = reason
             self._tell_payload(root)
 
-        self._in_thread(lambda: self._keeper.inspect(root), inspected)
+        def inspect() -> str | None:
+            if self._payloads.length(root) > self._data.max_payload:
+                return "oversized"  # before it is read into memory
+            return self._keeper.inspect(root)
+
+        self._in_thread(inspect, inspected)
 
     def _tell_payload(self, root: bytes) -> None:
         """Tell the machine of a payload for everyone who opened it, copies included."""
@@ -430,19 +442,13 @@ class PeerHost:
 
     def _fetch(self, effect: rounds.FetchPayload) -> None:
         root = effect.payload_root
-        if root in self._inspected or self._payloads.has(root):
+        if self._payloads.keep(root, effect.round):
             self._inspect(root)
-        elif effect.length > self._max_payload():
+        elif effect.length > self._data.max_payload:
             self.feed(rounds.PayloadRefused(effect.round, effect.author, root, "oversized"))
         else:
             label = (effect.round, effect.author)
             self._data.fetch(root, effect.length, effect.holders, label)
-
-    def _max_payload(self) -> int:
-        bound = self._run.transport.max_payload_bytes
-        if not self._keeper.ready:
-            return bound
-        return min(bound, self._recipe.codec.max_bytes(self._keeper.current().layout))
 
     # --- the agreed state -------------------------------------------------------------------------
 
@@ -485,8 +491,8 @@ class PeerHost:
     def _state_is_at(self) -> None:
         state = self._keeper.current()
         self.feed(rounds.StateAdvanced(Round(state.round - 1), state.root()))
-        for _, item in self._opened():
-            if self._payloads.has(item.payload_root):
+        for number, item in self._opened():
+            if self._payloads.keep(item.payload_root, Round(number)):
                 self._inspect(item.payload_root)
 
     def _root_agreed(self, effect: rounds.RootAgreed) -> None:
@@ -540,7 +546,7 @@ class PeerHost:
                 self._control.send(sender, STATE + reply)
             elif reply is not None:
                 label = (Round(reply.round), sender)
-                self._data.fetch(reply.payload_root, reply.length, [sender], label)
+                self._data.fetch(reply.payload_root, reply.length, [sender], label, passing=True)
 
         self._in_thread(lambda: self._copies.received(sender, message), answered)
 
@@ -586,7 +592,8 @@ class PeerHost:
         for event in done.events:
             if isinstance(event, OpeningsClosed):
                 for item in event.opened:
-                    if item.payload_root in self._inspected:
+                    held = self._payloads.keep(item.payload_root, Round(event.round))
+                    if held and item.payload_root in self._inspected:
                         self._tell_item(event.round, item, self._inspected[item.payload_root])
 
     def _before_block(self) -> int:
@@ -594,6 +601,7 @@ class PeerHost:
         state = self._machine.application.state
         number = self._block_round
         self._block_round = state.current.number
+        self._data.advance(Round(self._block_round))
         for old in range(max(number - 1, 0), self._block_round - 1):
             self._data.cancel(Round(old))  # nobody pushes or fetches for a settled round
         return number

@@ -97,12 +97,11 @@ class ModelKeeper:
         self.state = initial
 
     def inspect(self, root: bytes) -> str | None:
-        """Decode a stored payload; the reason why it is malformed, or None."""
+        """Decode a stored payload of at most the codec's bytes (the data plane sees to that); the
+        reason why it is malformed, or None."""
         if root in self._updates:
             return None
         layout = self.current().layout
-        if self._store.length(root) > self._recipe.codec.max_bytes(layout):
-            return "oversized"  # before it is read into memory
         try:
             update = self._recipe.codec.decode(self._store.get(root), layout)
         except DecodeError as error:

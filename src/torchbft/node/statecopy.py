@@ -105,12 +105,12 @@ class StateCopies:
 
     def _answer(self, wanted: StateWanted) -> bytes | None:
         known = self._answers.get(wanted.root)
-        if known is None:
+        if known is None or not self._store.has(known[0]):
             state = self._keeper.by_root(wanted.root)
             if state is None:
                 return None
             data = state.encode()
-            known = (self._store.put(data, Round(state.round)), len(data))
+            known = (self._store.put(data, Round(state.round), passing=True), len(data))
             self._answers[wanted.root] = known
             if len(self._answers) > ANSWERS_KEPT:
                 del self._answers[next(iter(self._answers))]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchbft.node.storage.log import HEAD_BYTES, MAGIC, read_log
-from torchbft.node.storage.payloads import INCOMING
+from torchbft.node.storage.payloads import INCOMING, PASSING
 from torchbft.primitives.digests import DIGEST_BYTES, payload_root
 from torchbft.primitives.errors import DecodeError, StorageError
 from torchbft.primitives.ids import PeerId
@@ -123,7 +123,7 @@ def check_payloads(folder: Path, findings: Findings) -> dict[bytes, Path]:
     """Hash every stored payload of a peer; gives those whose bytes match their name."""
     good: dict[bytes, Path] = {}
     for path in sorted(folder.glob("*/*")):
-        if path.parent.name == INCOMING:
+        if path.parent.name in (INCOMING, PASSING):
             continue
         try:
             root = payload_root(path.read_bytes())

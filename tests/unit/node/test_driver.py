@@ -20,7 +20,9 @@ from torchbft.node import driver
 from torchbft.node.driver import STATE, PeerHost
 from torchbft.node.storage.log import AppendLog, read_log
 from torchbft.node.supervisor import EXIT_FAILED, EXIT_FINISHED
+from torchbft.node.transports import data
 from torchbft.primitives import trace
+from torchbft.primitives.digests import payload_root
 from torchbft.primitives.effects import Broadcast, Effect, Received
 from torchbft.primitives.errors import ConfigError, CorruptLogError, StorageError
 from torchbft.primitives.ids import PeerId
@@ -450,6 +452,39 @@ def test_old_rounds_are_pushed_to_nobody(tmp_path: Path) -> None:
 
     swarm = LocalSwarm(tmp_path, rounds=10)
     run_swarm(swarm, story)
+
+
+def test_the_same_bytes_in_each_round_are_kept_as_long_as_a_round_needs_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old payloads are let go of; one that a later round opens again is not old, even if nobody
+    pushed it again. Their files stay, so the run can be verified."""
+    monkeypatch.setattr(data, "ROUNDS_SERVED", 1)
+    push = data.DataPlane.push
+
+    def once(plane: Any, root: bytes, to: Any, label: Any) -> None:
+        if label[0] == 0:
+            push(plane, root, to, label)
+
+    monkeypatch.setattr(data.DataPlane, "push", once)
+
+    async def story(swarm: LocalSwarm) -> None:
+        hosts = [
+            swarm.up(name, lambda name, r: update(1.0) if name in (A, B) else honest(name, r))
+            for name in swarm.names
+        ]
+        await swarm.finished()
+        for host in hosts:
+            held = host._payloads.roots()
+            assert payload_root(update(1.0)) in held
+            assert min(held.values()) >= 2, "what was given in early rounds only is released"
+            assert len(list((tmp_path / A / "payloads").glob("[0-9]*/*"))) == 2 * 5 + 1
+
+    swarm = LocalSwarm(tmp_path, rounds=5)
+    run_swarm(swarm, story)
+    assert equal_roots(swarm)
+    for name in swarm.names:
+        assert [swarm.rounds(name)[r].accepted for r in range(5)] == [tuple(swarm.names)] * 5
 
 
 def test_verdicts_on_payloads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

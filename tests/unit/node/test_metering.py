@@ -76,3 +76,11 @@ def test_an_allowance_saves_up_to_its_burst_and_names_the_wait() -> None:
     assert allowance.spend(5, now=1.0) == 0
     assert allowance.spend(100, now=1000.0) == 0, "a long silence saves no more than the burst"
     assert allowance.spend(1, now=1000.0) == pytest.approx(0.1)
+
+
+def test_what_is_permitted_may_make_a_debt_and_a_debt_permits_nothing() -> None:
+    allowance = Allowance(rate=10, burst=100)
+    assert allowance.permits(1000, now=0.0), "any size, once"
+    assert not allowance.permits(1, now=0.0)
+    assert not allowance.permits(1, now=89.0), "a refusal adds nothing to the debt"
+    assert allowance.permits(1, now=90.1)

@@ -216,3 +216,25 @@ def test_what_waits_for_a_peer_is_bounded(tmp_path: Path) -> None:
         assert small == [True] * SMALL_QUEUED + [False]
 
     with_rig(True, story)
+
+
+@direct
+def test_what_was_not_sent_is_told_once(tmp_path: Path, direct: bool) -> None:
+    async def story(rig: Rig) -> None:
+        unsent: list[int] = []
+        whole, cut, waiting = (sending(tmp_path, root) for root in (A, B, b"c" * 32))
+        for job in (whole, cut, waiting):
+            job.unsent = unsent.append
+            assert rig.pipe.outgoing.transfer(job)
+        await rig.read_until(4)
+        while not unsent:
+            await asyncio.sleep(0)
+        assert unsent == [0]
+        await rig.read_until(5)
+        rig.pipe.outgoing.stop(B)
+        rig.pipe.outgoing.close()
+        assert sorted(unsent) == [0, LENGTH - cut.offset, LENGTH]
+        assert cut.offset < LENGTH
+        assert not rig.pipe.outgoing.transfer(waiting), "a closed connection takes none"
+
+    with_rig(direct, story)

@@ -72,15 +72,22 @@ def test_pieces_in_any_order_become_the_payload(tmp_path: Path) -> None:
     assert store.get(root) == data
 
 
-def test_rounds_before_the_window_are_collected_and_later_ones_kept(tmp_path: Path) -> None:
+def test_old_rounds_are_let_go_of_and_the_files_of_contributions_stay(tmp_path: Path) -> None:
+    """A verifier needs them after the run; copies of the state are of no use to it."""
     store = PayloadStore(tmp_path)
     roots = [store.put(bytes([r]) * 100, Round(r)) for r in range(6)]
     shared = store.put(bytes([0]) * 100, Round(5))
     assert shared == roots[0], "the same bytes again: kept for the later round"
-    assert store.collect(Round(4)) == 300
+    copies = [store.put(bytes([r]) * 101, Round(r), passing=True) for r in (3, 4)]
+    paths = [store.path(root) for root in (*roots, *copies)]
+    store.release(Round(4))
     assert [store.has(root) for root in roots] == [True, False, False, False, True, True]
-    assert PayloadStore(tmp_path).roots().keys() == store.roots().keys()
-    assert not (tmp_path / "1").exists()
+    assert [store.has(root) for root in copies] == [False, True]
+    assert store.known_chunks(roots[1]) is None
+    assert [path.exists() for path in paths] == [True] * 6 + [False, True]
+    again = PayloadStore(tmp_path)
+    assert set(again.roots()) == set(roots), "copies do not outlive the process"
+    assert not paths[-1].exists()
 
 
 def test_keeping_a_payload_for_an_earlier_round_does_not_shorten_its_life(tmp_path: Path) -> None:

@@ -1,20 +1,28 @@
 """Payloads on disk, named by their root: what the ledger's digests point at.
 
-    folder/ROUND/ROOT       a whole, checked, durable payload, kept for that round
-    folder/incoming/ROOT-N  one that is still arriving; removed when the store is opened
+    folder/ROUND/ROOT       a whole, checked, durable payload of that round
+    folder/passing/ROOT     one of use for a while only: a copy of the agreed state
+    folder/incoming/ROOT-N  one that is still arriving
+
+What is passing or incoming is removed when the store is opened.
 
 A payload becomes visible under its root only by a rename after its bytes are durable, so ``has``
 means: held, whole, and still there after a crash. That is what an attestation claims.
+
+``release`` lets go of old rounds: they are neither found nor served any more, and cost no memory.
+The *files* of contributions stay as long as the run folder, for a verifier aggregates every round
+again from them, perhaps years later, and needs one peer that kept them; when audit windows exist
+they may end with those. Copies of the state prove nothing, since checkpoints are kept, and go.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import shutil
 import threading
 from collections import OrderedDict
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchbft.node.storage.durable import storage_error, sync_folder, write_all
@@ -28,7 +36,7 @@ from torchbft.primitives.digests import (
 from torchbft.primitives.errors import StorageError
 from torchbft.primitives.ids import Round
 
-INCOMING = "incoming"
+INCOMING, PASSING = "incoming", "passing"
 DIGEST_LISTS = 64
 """Chunk digest lists kept in memory: one round of a large run. 32 bytes per 64 KiB of payload."""
 
@@ -61,7 +69,7 @@ class IncomingPayload:
             raise storage_error(error, self.path, "receiving a payload") from error
         self._written += memoryview(data).nbytes
 
-    def finish(self, round: Round, chunks: list[bytes]) -> None:
+    def finish(self, round: Round, chunks: list[bytes], *, passing: bool = False) -> None:
         """Make the payload durable and visible; its chunk digests, checked, are remembered."""
         if self._written != self._length:
             raise StorageError(
@@ -70,8 +78,8 @@ class IncomingPayload:
         try:
             os.fdatasync(self._descriptor)
             self._close()
-            with self._store._lock:
-                self._store._adopt(self.path, self._root, self._length, round)
+            with self._store._names:
+                self._store._adopt(self.path, self._root, self._length, round, passing)
         except OSError as error:
             raise storage_error(error, self.path, "storing a payload") from error
         self._store._remember(self._root, chunks)
@@ -87,26 +95,35 @@ class IncomingPayload:
             self._descriptor = -1
 
 
+@dataclass(slots=True)
+class _Held:
+    path: Path
+    length: int
+    round: Round
+    """The last one that it is kept for. Its file stays where it was put, for it may be open; after
+    a restart it is kept for the round of its folder."""
+
+
 class PayloadStore:
     """A folder of payloads. Calls block on the disk, and may come from several threads.
 
-    Opening removes unfinished files. All methods raise StorageError on disk faults; those that take
+    All methods raise StorageError on disk faults; those that take
     a root raise it too when no such payload is held.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._held: dict[bytes, tuple[Round, int]] = {}
-        self._kept: dict[bytes, Round] = {}
-        """Later rounds that a payload is kept for; its file stays where it was put, for it may be
-        open. Forgotten at a restart: then it is kept for the round of its folder."""
+        self._held: dict[bytes, _Held] = {}
         self._chunks: OrderedDict[bytes, list[bytes]] = OrderedDict()
         self._serial = itertools.count()
+        self._names = threading.Lock()
+        """Held while files change their names, so that none is moved and removed at once."""
         self._lock = threading.Lock()
-        """Held while names change, so that no file is moved and removed at once."""
+        """Held while what is known of them changes: never while the disk works."""
         try:
-            shutil.rmtree(folder / INCOMING, ignore_errors=True)
-            (folder / INCOMING).mkdir(parents=True)
+            for name in (INCOMING, PASSING):
+                shutil.rmtree(folder / name, ignore_errors=True)
+                (folder / name).mkdir(parents=True)
             self._index()
         except OSError as error:
             raise storage_error(error, folder, "opening the payload store") from error
@@ -114,17 +131,18 @@ class PayloadStore:
     def _index(self) -> None:
         for path in self.folder.glob("*/*"):
             if path.parent.name.isdigit() and len(path.name) == 2 * DIGEST_BYTES:
-                held = (Round(int(path.parent.name)), path.stat().st_size)
+                held = _Held(path, path.stat().st_size, Round(int(path.parent.name)))
                 self._held[bytes.fromhex(path.name)] = held
 
-    def _adopt(self, path: Path, root: bytes, length: int, round: Round) -> None:
-        folder = self.folder / str(round)
+    def _adopt(self, path: Path, root: bytes, length: int, round: Round, passing: bool) -> None:
+        folder = self.folder / (PASSING if passing else str(round))
         if not folder.exists():
             folder.mkdir(exist_ok=True)
             sync_folder(self.folder)
         os.replace(path, folder / root.hex())
         sync_folder(folder)
-        self._held[root] = (round, length)
+        with self._lock:
+            self._held[root] = _Held(folder / root.hex(), length, round)
 
     def _remember(self, root: bytes, chunks: list[bytes]) -> None:
         with self._lock:
@@ -132,8 +150,11 @@ class PayloadStore:
             if len(self._chunks) > DIGEST_LISTS:
                 self._chunks.popitem(last=False)
 
-    def put(self, payload: Buffer, round: Round) -> bytes:
-        """Store a payload for a round, durably; returns its root. Again is cheap and harmless."""
+    def put(self, payload: Buffer, round: Round, *, passing: bool = False) -> bytes:
+        """Store a payload for a round, durably; returns its root. Again is cheap and harmless.
+
+        passing: it is of use for a while only, and its file goes with its round.
+        """
         view = memoryview(payload).cast("B")
         chunks = chunk_digests(view)
         root = root_of_chunks(view.nbytes, chunks)
@@ -142,18 +163,19 @@ class PayloadStore:
         incoming = IncomingPayload(self, root, view.nbytes)
         try:
             incoming.write(0, view)
-            incoming.finish(round, chunks)
+            incoming.finish(round, chunks, passing=passing)
         except StorageError:
             incoming.drop()
             raise
         return root
 
     def keep(self, root: bytes, round: Round) -> bool:
-        """Keep a held payload for a later round as well; False when it is not held."""
+        """Keep a held payload for a later round as well; False when it is not held. Never touches
+        the disk."""
         with self._lock:
             held = self._held.get(root)
-            if held is not None and held[0] < round:
-                self._kept[root] = max(round, self._kept.get(root, round))
+            if held is not None:
+                held.round = max(round, held.round)
             return held is not None
 
     def receive(self, root: bytes, length: int) -> IncomingPayload:
@@ -170,12 +192,9 @@ class PayloadStore:
 
     def roots(self) -> dict[bytes, Round]:
         """Every payload held, with the last round it is kept for."""
-        return {root: self._last(root) for root in list(self._held)}
+        return {root: held.round for root, held in list(self._held.items())}
 
-    def _last(self, root: bytes) -> Round:
-        return self._kept.get(root, self._held[root][0])
-
-    def _found(self, root: bytes) -> tuple[Round, int]:
+    def _found(self, root: bytes) -> _Held:
         held = self._held.get(root)
         if held is None:
             raise StorageError(f"payload {root.hex()[:16]}… is not held", where=str(self.folder))
@@ -183,11 +202,11 @@ class PayloadStore:
 
     def path(self, root: bytes) -> Path:
         """The file that holds exactly the payload's bytes."""
-        return self.folder / str(self._found(root)[0]) / root.hex()
+        return self._found(root).path
 
     def length(self, root: bytes) -> int:
         """Bytes of a held payload."""
-        return self._found(root)[1]
+        return self._found(root).length
 
     def get(self, root: bytes) -> bytes:
         """The payload, checked against its root; a damaged file raises and is never returned."""
@@ -218,26 +237,24 @@ class PayloadStore:
         self._remember(root, chunks)
         return chunks
 
-    def collect(self, before: Round) -> int:
-        """Remove payloads whose last round is earlier; returns the bytes freed."""
-        with self._lock:
-            return self._collect(before)
+    def release(self, before: Round) -> None:
+        """Let go of payloads whose last round is earlier; the module says which files stay."""
+        with self._names:
+            with self._lock:
+                old = {root: held for root, held in self._held.items() if held.round < before}
+                for root in old:
+                    del self._held[root]
+                    self._chunks.pop(root, None)
+            for held in old.values():
+                if held.path.parent.name == PASSING:
+                    _remove(held.path)
 
-    def _collect(self, before: Round) -> int:
-        freed = 0
-        for root, (_, length) in list(self._held.items()):
-            if self._last(root) < before:
-                path = self.path(root)
-                del self._held[root]
-                self._kept.pop(root, None)
-                self._chunks.pop(root, None)
-                path.unlink(missing_ok=True)
-                freed += length
-        for folder in self.folder.iterdir():
-            if folder.name.isdigit() and int(folder.name) < before:
-                with contextlib.suppress(OSError):  # something in it is kept for longer
-                    folder.rmdir()
-        return freed
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise storage_error(error, path, "removing an old payload") from error
 
 
 def _damaged(path: Path) -> StorageError:

@@ -14,6 +14,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from torchbft.node.storage.payloads import IncomingPayload, PayloadStore
+from torchbft.node.transports.holders import Holders
 from torchbft.node.transports.messages import Start, chunk_count
 from torchbft.node.transports.transfer import PayloadLink, Receiving
 from torchbft.primitives.digests import CHUNK_BYTES, DIGEST_BYTES, chunk_digests, root_of_chunks
@@ -56,9 +57,11 @@ class Arrival(Receiving):
         self.link: PayloadLink | None = None
         self.attempt: asyncio.Future[bool] | None = None
         self.pushers: set[PayloadLink] = set()
-        self.holders: dict[PeerId, None] = {}
-        self.liars: set[PeerId] = set()
+        self.holders = Holders()
+        self.passing = False
+        """Of use for a while only: see ``PayloadStore``."""
         self.task: asyncio.Task[None] | None = None
+        self._announced = False
         self._store, self._checker, self._owner = store, checker, owner
         self._loop = asyncio.get_running_loop()
         # Of the checking thread alone, unless nothing is pending:
@@ -76,14 +79,23 @@ class Arrival(Receiving):
         """Receive from this link from now on."""
         self.link = link
         self.attempt = self._loop.create_future()
+        self._announced = False
 
     def end(self, stored: bool) -> None:
-        """The attempt is over; what was reached stays."""
-        if self.link is not None:
-            self.link.abandon(self)
-        self.link = None
+        """The attempt is over; what was reached stays, up to the last whole chunk."""
+        link, self.link = self.link, None
+        if link is not None:
+            link.abandon(self)
         if self.attempt is not None and not self.attempt.done():
             self.attempt.set_result(stored)
+
+    def came(self) -> int:
+        """Bytes reached, with those of a segment that is still arriving."""
+        return self.reached + (self.link.partial(self) if self.link is not None else 0)
+
+    def expects(self, link: PayloadLink) -> bool:
+        """Whether a transfer may begin on this link: once for each attempt."""
+        return self.link is link and not self.storing and not self._announced
 
     def takes(self, start: Start) -> str | None:
         """Why an announced transfer is not this payload's continuation; None when it is."""
@@ -93,7 +105,7 @@ class Arrival(Receiving):
         chunks = [start.chunks[at : at + DIGEST_BYTES] for at in range(0, digests, DIGEST_BYTES)]
         if root_of_chunks(self.length, chunks) != self.root:
             return "its chunk digests do not match the payload's root"
-        self.chunks = chunks
+        self.chunks, self._announced = chunks, True
         return None
 
     # Bytes
@@ -160,7 +172,7 @@ class Arrival(Receiving):
         """On the durability thread, when all bytes are written. Raises StorageError."""
         if self._file is None:  # an empty payload
             self._file = self._store.receive(self.root, self.length)
-        self._file.finish(round, self.chunks)
+        self._file.finish(round, self.chunks, passing=self.passing)
 
     def restart(self) -> None:
         """The disk refused and what lies on it is not known: begin anew, from the first byte."""

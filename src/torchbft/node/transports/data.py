@@ -9,8 +9,11 @@ begun with one holder is finished with another from the chunk it reached.
   it is bounded: one payload for each author and round, rounds near its own, each at most
   ``max_payload`` bytes.
 - *Fetch*: a payload that the ledger named is asked for from its holders, one at a time, until it is
-  held or no longer wanted. A holder that stalls or is much slower than the network has shown to be
-  is left for the next; one that sends a wrong chunk is reported and not asked again.
+  held or no longer wanted. Whoever is slow, a pusher that came first included, is left for another
+  (``holders.py``); one that sends a wrong chunk is reported and not asked again.
+- *Rounds*: what belongs to rounds far behind our own is dropped, memory and connections' work.
+- *Quotas*: frames, unwanted bytes, reads of our disk and new connections are bounded for each peer,
+  however many connections it makes one after the other.
 
 Round-level deadlines are the protocol's; the bounds here only decide when to try another holder.
 """
@@ -33,11 +36,14 @@ from torchbft.node.transports.endpoint import (
     Endpoint,
     UnreachableError,
 )
+from torchbft.node.transports.holders import FIRST_PAUSE, LONGEST_PAUSE
 from torchbft.node.transports.messages import (
     DONE,
     EAGER_BYTES,
     OFFER,
     REFUSE,
+    SEGMENT_BYTES,
+    SMALL_BYTES,
     START,
     WANT,
     Done,
@@ -45,17 +51,23 @@ from torchbft.node.transports.messages import (
     Refuse,
     Start,
     Want,
+    chunk_count,
     frame_limits,
 )
+from torchbft.node.transports.metering import Quota
 from torchbft.node.transports.outgoing import Sending
 from torchbft.node.transports.transfer import PayloadLink, Receiving
-from torchbft.primitives.digests import CHUNK_BYTES
+from torchbft.primitives.digests import CHUNK_BYTES, DIGEST_BYTES
 from torchbft.primitives.errors import StorageError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
 
 ROUNDS_BEHIND, ROUNDS_AHEAD = 2, 2
 """Rounds around our own for which pushes are taken: peers are at most a round or two apart."""
+
+ROUNDS_SERVED = 8
+"""Rounds behind our own whose payloads are still found and served: who is further behind takes a
+copy of the agreed state instead. The ledger itself asks for those of the last two."""
 
 PUSHES_UNPLACED = 4
 """Pushes taken from one peer while we do not know our own round yet, as after a restart."""
@@ -66,26 +78,15 @@ LINKS_PER_PEER = 4
 STALL_SECONDS = 10.0
 """Without one byte for this long a holder is left: two lost packets' longest repeats."""
 
-GRACE_SECONDS = 5.0
-"""Added to every deadline that scales with bytes: round trips, and the disk of the other end."""
-
-FLOOR_RATE = 32e3
-"""Bytes per second that are always enough: a 10 Mbit/s line shared by 39 transfers."""
-
-SLOW_FACTOR = 16.0
-"""A holder this many times slower than the best seen is left, where another can be tried."""
-
-FAILURES_PER_HOLDER = 3
-"""Attempts with one holder for one payload before all have had their turn and a pause follows."""
-
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
-"""Back-off between tries: a restarted peer is found at once, an absent one costs little."""
+BEST_MEMORY = 0.95
+"""Each long fetch forgets so much of the best rate seen: what a network no longer gives is unlearnt
+in some rounds, and no single slow holder, liars least, takes it away."""
 
 MISBEHAVED_SECONDS = 5.0
 """No connection from or to a peer that broke a rule."""
 
 SERVES_PER_PAYLOAD = 8
-"""Times that one payload's bytes are sent to one peer: its failed attempts, twice over."""
+"""Times that one payload's bytes are sent to one peer, who may lose what it had to a full disk."""
 
 T = TypeVar("T")
 
@@ -98,7 +99,8 @@ class DataPlane:
     on_fault(peer, fault, reason): an authenticated peer broke a rule; no evidence for others.
     on_disk_error(error): the disk refused; the transfer is tried again.
     encrypt: False sends payloads in clear after a signed challenge (public data only).
-    max_payload: bytes of the largest payload that is taken unasked, from the run file.
+    max_payload: bytes of the largest payload that is taken unasked, from the run file; ``limit``
+    lowers it to what an update of this model can have.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class DataPlane:
         on_fault: Callable[[PeerId, Fault, str], None] = lambda peer, fault, reason: None,
         on_disk_error: Callable[[StorageError], None] = lambda error: None,
     ) -> None:
-        self._endpoint, self._store, self._max = endpoint, store, max_payload
+        self._endpoint, self._store, self.max_payload = endpoint, store, max_payload
         self.meter = endpoint.meter
         self.limits = frame_limits(max_payload)
         self._service = PAYLOADS if encrypt else PAYLOADS_CLEAR
@@ -120,6 +122,8 @@ class DataPlane:
         self._loop = asyncio.get_running_loop()
         self._checker = ThreadPoolExecutor(1, thread_name_prefix="payload-check")
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="payload-disk")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="payload-read")
+        self._quotas: dict[PeerId, Quota] = {}
         self._links: dict[PeerId, list[PayloadLink]] = {}
         self._dials: dict[PeerId, asyncio.Task[PayloadLink]] = {}
         self._arrivals: dict[tuple[bytes, int], Arrival] = {}
@@ -134,16 +138,27 @@ class DataPlane:
         self._best_rate = 0.0
         self._jobs: set[asyncio.Task[Any]] = set()
         self._closed = False
-        endpoint.serve(self._service, self._new_link)
+        endpoint.serve(self._service, self._accepted)
 
     # What the host calls
 
     def advance(self, round: Round) -> None:
-        """Our own round: pushes are taken for those around it. Implied by push and fetch."""
+        """Our own round: pushes are taken for those around it, and what is far behind is dropped.
+        Implied by push and fetch, whose rounds are our own or the one before."""
         if self._round is None or round > self._round:
             self._round = round
-            oldest = round - ROUNDS_BEHIND
-            self._pushed = {k: root for k, root in self._pushed.items() if k.round >= oldest}
+            self._cancel(lambda label: label.round < round - ROUNDS_BEHIND)
+            self._spawn(self._release(Round(round - ROUNDS_SERVED)))
+
+    def limit(self, nbytes: int) -> None:
+        """No payload of an update has more bytes than this: the codec's bound, once the model is
+        there. Larger ones that nobody fetches are dropped."""
+        self.max_payload = min(self.max_payload, nbytes)
+        for arrival in list(self._arrivals.values()):
+            if arrival.length > self.max_payload and arrival.task is None:
+                self._drop(arrival)
+        longest = max((a.length for a in self._arrivals.values()), default=0)
+        self.limits = frame_limits(max(self.max_payload, longest))
 
     def push(self, root: bytes, to: Iterable[PeerId], label: tuple[Round, PeerId]) -> None:
         """Offer a held payload to peers until each has it, refuses it, or it is cancelled."""
@@ -161,32 +176,39 @@ class DataPlane:
             del self._pushes[key]
 
     def fetch(
-        self, root: bytes, length: int, holders: Sequence[PeerId], label: tuple[Round, PeerId]
+        self,
+        root: bytes,
+        length: int,
+        holders: Sequence[PeerId],
+        label: tuple[Round, PeerId],
+        *,
+        passing: bool = False,
     ) -> None:
         """Get a payload from any of its holders, however long it takes, until cancelled.
 
         Called again for the same root it adds holders. root, length: from the ledger.
+        passing: a copy of the agreed state, which goes with the round in which it was last asked
+        for, and not with its own: that may be long ago when rounds were void.
         """
         named = Label(*label)
         self.advance(named.round)
+        if passing and self._round is not None:
+            named = named._replace(round=self._round)
         self.limits[START] = max(self.limits[START], frame_limits(length)[START])
         if self._store.has(root):
             self._spawn(self._held_already(None, root, named.round))
             return
         arrival = self._arrival(root, length)
+        arrival.passing = passing and (arrival.passing or not arrival.labels)
         arrival.labels.add(named)
-        arrival.holders.update(dict.fromkeys(peer for peer in holders if peer != self._endpoint.me))
+        arrival.holders.add(peer for peer in holders if peer != self._endpoint.me)
+        arrival.holders.add(link.peer for link in arrival.pushers)
         if arrival.task is None:
             arrival.task = self._spawn(self._fetch(arrival))
 
     def cancel(self, round: Round, author: PeerId | None = None) -> None:
         """Stop pushes and drop arrivals of a round, or of one author in it."""
         self._cancel(lambda label: label.round == round and author in (None, label.author))
-
-    def forget(self, before: Round) -> None:
-        """Cancel everything of earlier rounds, and remove their payloads from the store."""
-        self._cancel(lambda label: label.round < before)
-        self._spawn(self._collect(before))
 
     def delivered(self, root: bytes) -> set[PeerId]:
         """Peers that confirmed to hold a payload that we pushed."""
@@ -208,7 +230,7 @@ class DataPlane:
             self.disconnect(peer)
         for arrival in list(self._arrivals.values()):
             self._drop(arrival)
-        for executor in (self._checker, self._disk):
+        for executor in (self._checker, self._disk, self._reader):
             await self._loop.run_in_executor(None, executor.shutdown)
 
     # Small machinery
@@ -221,6 +243,10 @@ class DataPlane:
 
     async def _on_disk(self, call: Callable[..., T], *arguments: object) -> T:
         return await self._loop.run_in_executor(self._disk, call, *arguments)
+
+    def quota(self, peer: PeerId) -> Quota:
+        """What a peer may still cost us; kept while we live, for it may come back."""
+        return self._quotas.setdefault(peer, Quota())
 
     def _arrival(self, root: bytes, length: int) -> Arrival:
         arrival = self._arrivals.get((root, length))
@@ -256,12 +282,19 @@ class DataPlane:
                 self._drop(arrival)
             arrival.labels = kept
 
-    async def _collect(self, before: Round) -> None:
-        await self._on_disk(self._store.collect, before)
+    async def _release(self, before: Round) -> None:
+        try:
+            await self._on_disk(self._store.release, before)
+        except StorageError as error:
+            self._on_disk_error(error)
         self._served = Counter({k: v for k, v in self._served.items() if self._store.has(k[1])})
         self._delivered = {k: v for k, v in self._delivered.items() if self._store.has(k)}
 
     # Connections
+
+    def _accepted(self, peer: PeerId) -> PayloadLink | None:
+        admitted = self.quota(peer).links.permits(1.0, self._loop.time())
+        return self._new_link(peer) if admitted else None
 
     def _new_link(self, peer: PeerId) -> PayloadLink | None:
         refused = self._closed or self._cooling.get(peer, 0.0) > self._loop.time()
@@ -382,23 +415,33 @@ class DataPlane:
         left = self._store.length(want.root) - want.offset
         if left < 0 or want.offset % CHUNK_BYTES:
             return "no such offset"
+        length = self._store.length(want.root)
+        head = SMALL_BYTES + chunk_count(length) * DIGEST_BYTES
         already = self._served[peer, want.root]
-        if already > SERVES_PER_PAYLOAD * self._store.length(want.root):
+        if already > SERVES_PER_PAYLOAD * (length + head):
             return "asked for too often"
-        self._served[peer, want.root] = already + left
+        reads = 0 if self._store.known_chunks(want.root) is not None else length
+        if reads and not self.quota(peer).reads.permits(reads, self._loop.time()):
+            return "asked for too much at once"
+        self._served[peer, want.root] = already + left + head
         return ""
 
     async def _serve(self, link: PayloadLink, want: Want) -> None:
+        def unsent(count: int) -> None:
+            if (link.peer, want.root) in self._served:
+                self._served[link.peer, want.root] -= count
+
         try:
             chunks = self._store.known_chunks(want.root)
             if chunks is None:
-                chunks = await self._on_disk(self._store.chunks, want.root)
+                read = self._loop.run_in_executor(self._reader, self._store.chunks, want.root)
+                chunks = await read
             path, length = self._store.path(want.root), self._store.length(want.root)
         except StorageError as error:
             self._on_disk_error(error)
             link.send(REFUSE, Refuse(want.root, "its file cannot be read"))
             return
-        link.serve(Sending(want.root, path, length, want.offset, chunks))
+        link.serve(Sending(want.root, path, length, want.offset, chunks, unsent))
 
     # Receiving what is pushed
 
@@ -414,7 +457,10 @@ class DataPlane:
             return
         arrival = self._arrival(offer.root, offer.length)
         arrival.labels.add(label)
+        arrival.passing = False
         arrival.pushers.add(link)
+        if arrival.task is not None:
+            arrival.holders.add([link.peer])
         if arrival.free():
             arrival.begin(link)
             if offer.length > EAGER_BYTES:
@@ -436,9 +482,9 @@ class DataPlane:
         """Takes the label's place; refuses, and the first time reports, what is too large."""
         first = label not in self._pushed
         self._pushed[label] = (offer.root, offer.length)
-        if offer.length <= self._max:
+        if offer.length <= self.max_payload:
             return ""
-        reason = f"a payload of {offer.length} bytes where at most {self._max} are allowed"
+        reason = f"a payload of {offer.length} bytes where at most {self.max_payload} are allowed"
         if first:
             self._on_fault(label.author, Fault.OVERSIZED, reason)
         return reason
@@ -456,7 +502,7 @@ class DataPlane:
     def started(self, link: PayloadLink, start: Start) -> Receiving | None:
         """A transfer begins: receive it, or let it fall on the floor when it is not awaited."""
         arrival = self._arrivals.get((start.root, start.length))
-        if arrival is None or arrival.link is not link or arrival.storing:
+        if arrival is None or not arrival.expects(link):
             return None
         wrong = arrival.takes(start)
         if wrong is not None:
@@ -470,8 +516,9 @@ class DataPlane:
     # Writing
 
     def idle(self, arrival: Arrival) -> None:
-        """Nothing of an arrival is being checked: go on with a pusher that waits, if any."""
-        for link in arrival.pushers:
+        """Nothing of an arrival is being checked: go on with a pusher that waits, if any, unless a
+        fetch decides who is asked."""
+        for link in arrival.pushers if arrival.task is None else ():
             if arrival.free() and self._is_current(arrival):
                 arrival.begin(link)
                 link.send(WANT, Want(arrival.root, arrival.reached))
@@ -512,83 +559,76 @@ class DataPlane:
     # Fetching
 
     async def _fetch(self, arrival: Arrival) -> None:
-        """Try holders in turn until the payload is held."""
-        failures: Counter[PeerId] = Counter()
-        pause = FIRST_PAUSE
-        while True:
-            if arrival.attempt is not None and await self._watch(arrival, others=True):
-                return
-            peer = self._next_holder(arrival, failures)
-            if peer is None:
-                await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-                pause = min(2 * pause, LONGEST_PAUSE)
-                failures.clear()
-                continue
-            failures[peer] += 1
-            others = any(p != peer for p in arrival.holders if p not in arrival.liars)
-            if await self._try(arrival, peer, others):
-                return
+        """Ask holders until the payload is held, beginning with who sends it already."""
+        while not await self._watch(arrival):
             await arrival.settled.wait()
+            now = self._loop.time()
+            peer = arrival.holders.choose(now, {p for p, links in self._links.items() if links})
+            if peer is None:
+                await asyncio.sleep(arrival.holders.pause(now))
+            else:
+                await self._ask(arrival, peer)
 
-    def _next_holder(self, arrival: Arrival, failures: Counter[PeerId]) -> PeerId | None:
-        """A holder with the fewest failures, connected ones first, else by chance."""
-        able = [
-            peer
-            for peer in arrival.holders
-            if peer not in arrival.liars and failures[peer] < FAILURES_PER_HOLDER
-        ]
-        if not able:
-            return None
-        return min(able, key=lambda p: (failures[p], not self._links.get(p), random.random()))
-
-    async def _try(self, arrival: Arrival, peer: PeerId, others: bool) -> bool:
+    async def _ask(self, arrival: Arrival, peer: PeerId) -> None:
+        """Begin to receive from a holder, unless somebody began meanwhile."""
         try:
-            link = await self._link(peer)
-        except UnreachableError:
-            return self._store.has(arrival.root)
+            link = await asyncio.wait_for(self._link(peer), arrival.holders.spell(peer))
+        except (UnreachableError, TimeoutError):
+            arrival.holders.ended(peer, 0.0, self._loop.time())
+            return
         await arrival.settled.wait()
-        if self._store.has(arrival.root):
-            return True
-        if arrival.free() and not link.reason:
+        if arrival.free() and not link.reason and not self._store.has(arrival.root):
             arrival.begin(link)
             link.send(WANT, Want(arrival.root, arrival.reached))
-        return await self._watch(arrival, others)
 
-    async def _watch(self, arrival: Arrival, others: bool) -> bool:
-        """Wait for the attempt under way; end it when it stalls or is too slow. True: stored."""
+    async def _watch(self, arrival: Arrival) -> bool:
+        """Wait for the attempt under way, if any, while it is fast enough. True: stored."""
         attempt, link = arrival.attempt, arrival.link
-        if attempt is None:
-            return False
-        began, at = self._loop.time(), arrival.reached
+        if attempt is None or link is None:
+            return self._store.has(arrival.root)
+        rate, began, at = 0.0, self._loop.time(), arrival.reached
+        moved, moved_at = link.moved, began
         while not attempt.done():
-            moved = link.moved if link is not None else 0
-            left = began + self._allowed(arrival.length - at, others) - self._loop.time()
-            wait = STALL_SECONDS if arrival.storing else max(0.0, min(STALL_SECONDS, left))
-            await asyncio.wait({attempt}, timeout=wait)
-            if attempt.done() or arrival.storing or link is None:
-                continue
-            if link.moved == moved or left <= 0:
-                self._best_rate /= 2
-                link.abort("it stalled" if left > 0 else "it is too slow")
+            rate = await self._spell(arrival, attempt, link)
+            now = self._loop.time()
+            if link.moved != moved or arrival.storing:
+                moved, moved_at = link.moved, now
+            elif now - moved_at >= STALL_SECONDS:
+                link.abort("it stalled")
                 arrival.end(False)
         if arrival.attempt is attempt:
             arrival.attempt = None
         stored = attempt.result()
-        if stored:
+        if not stored:
+            arrival.holders.ended(link.peer, rate, self._loop.time())
+        elif arrival.length - at >= SEGMENT_BYTES:  # fewer bytes measure latency
             seconds = max(self._loop.time() - began, 1e-3)
-            self._best_rate = max(self._best_rate, (arrival.length - at) / seconds)
+            best = (arrival.length - at) / seconds
+            self._best_rate = max(best, BEST_MEMORY * self._best_rate)
         return stored
 
-    def _allowed(self, nbytes: int, others: bool) -> float:
-        """Seconds that an attempt may take: the deadline scales with bytes."""
-        rate = max(FLOOR_RATE, self._best_rate / SLOW_FACTOR if others else 0.0)
-        return GRACE_SECONDS + nbytes / rate
+    async def _spell(
+        self, arrival: Arrival, attempt: asyncio.Future[bool], link: PayloadLink
+    ) -> float:
+        """Watch for a while and judge: ends an attempt that should be left. Bytes per second, 0
+        when the attempt ended by itself."""
+        holders = arrival.holders
+        began, came = self._loop.time(), arrival.came()
+        await asyncio.wait({attempt}, timeout=min(holders.spell(link.peer), STALL_SECONDS))
+        if attempt.done() or arrival.storing:
+            return 0.0
+        now = self._loop.time()
+        rate, left = (arrival.came() - came) / (now - began), arrival.length - arrival.came()
+        if holders.should_leave(link.peer, rate, left, now, self._best_rate):
+            arrival.end(False)
+            link.send(REFUSE, Refuse(arrival.root, "another holder is asked"))
+        return rate
 
     # Faults
 
     def lied(self, arrival: Arrival, link: PayloadLink, reason: str) -> None:
         """A peer sent bytes that are not the payload's: ask others, and never it for this one."""
-        arrival.liars.add(link.peer)
+        arrival.holders.exclude(link.peer)
         self.misbehaved(link, Fault.WITHHELD, reason)
 
     def misbehaved(self, link: PayloadLink, fault: Fault, reason: str) -> None:

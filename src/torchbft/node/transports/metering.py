@@ -1,4 +1,4 @@
-"""Bytes on the wire per plane, measured at the socket, and allowances that bound a peer's rate.
+"""Bytes on the wire per plane, measured at the socket, and allowances that bound what a peer costs.
 
 What is measured: the TCP stream's bytes as the kernel counts them (``TCP_INFO``: bytes sent with
 retransmissions, bytes received), so TLS records and handshakes are in it and IP and TCP headers are
@@ -131,6 +131,20 @@ def set_congestion(sock: socket.socket, name: str) -> bool:
     return option is not None
 
 
+DISCARD_RATE, DISCARD_BURST = 1e6, 64e6
+"""Unwanted bytes read from one peer per second, and at once: re-sent offers after a restart."""
+
+FRAMES_RATE, FRAMES_BURST = 500.0, 2000.0
+"""Small frames: a round takes a handful of each peer, and thirty rounds a second are beyond us."""
+
+READ_RATE, READ_BURST = 20e6, 256e6
+"""Bytes of our files hashed at one peer's request, for digests that are not in memory: 21 liars
+keep a third of one thread busy, of those that serve nothing else."""
+
+LINKS_RATE, LINKS_BURST = 0.5, 32.0
+"""Connections taken from one peer: honest ones last, and a restart makes a few."""
+
+
 class Allowance:
     """A token bucket: ``rate`` units a second, saved up to ``burst``."""
 
@@ -143,3 +157,21 @@ class Allowance:
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - amount
         self._at = now
         return max(0.0, -self._left / self._rate)
+
+    def permits(self, amount: float, now: float) -> bool:
+        """Take units before they are used, unless a debt is still open: then nothing is taken."""
+        if self.spend(0.0, now) > 0:
+            return False
+        self.spend(amount, now)
+        return True
+
+
+class Quota:
+    """What one peer may cost on the data plane, over all its connections together, old and new: who
+    comes back finds its debts again."""
+
+    def __init__(self) -> None:
+        self.unwanted = Allowance(DISCARD_RATE, DISCARD_BURST)
+        self.frames = Allowance(FRAMES_RATE, FRAMES_BURST)
+        self.reads = Allowance(READ_RATE, READ_BURST)
+        self.links = Allowance(LINKS_RATE, LINKS_BURST)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -38,6 +39,8 @@ class Sending:
     length: int
     offset: int
     chunks: list[bytes]
+    unsent: Callable[[int], None] = lambda count: None
+    """Told once, at the end, how many bytes were not sent."""
     descriptor: int = -1
     stopped: bool = False
 
@@ -57,6 +60,8 @@ class Sending:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+        self.unsent(self.length - self.offset)
+        self.unsent = lambda count: None
 
 
 class OutgoingOwner(Protocol):
@@ -94,7 +99,7 @@ class Outgoing:
 
     def transfer(self, sending: Sending) -> bool:
         """Queue a transfer; False when too many wait."""
-        if len(self._queue) >= SENDS_QUEUED:
+        if self._closed or len(self._queue) >= SENDS_QUEUED:
             return False
         self._queue.append(sending)
         self.wake()

@@ -30,8 +30,9 @@ from torchbft.node.transports.messages import (
     Start,
     Want,
 )
-from torchbft.node.transports.metering import Allowance, Meter, MeteredSocket, Plane
+from torchbft.node.transports.metering import Allowance, Meter, MeteredSocket, Plane, Quota
 from torchbft.node.transports.outgoing import Outgoing, Sending
+from torchbft.primitives.digests import CHUNK_BYTES
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId
@@ -42,9 +43,6 @@ SEGMENT_BUFFERS = 2
 
 CIPHERTEXT_BYTES = 256 * 1024
 """Kept ready to send on an encrypted connection."""
-
-DISCARD_RATE, DISCARD_BURST = 1e6, 64e6
-"""Unwanted bytes read from one peer per second, and at once: re-sent offers after a restart."""
 
 DEAD_SECONDS = 10
 """Unacknowledged bytes or unanswered keep-alives end a connection after this long."""
@@ -66,6 +64,7 @@ class LinkOwner(Protocol):
     meter: Meter
     limits: dict[int, int]
 
+    def quota(self, peer: PeerId) -> Quota: ...
     def made(self, link: PayloadLink) -> None: ...
     def lost(self, link: PayloadLink) -> None: ...
     def offered(self, link: PayloadLink, offer: Offer) -> None: ...
@@ -87,7 +86,9 @@ class PayloadLink(asyncio.BufferedProtocol):
         self.moved = 0
         """Bytes read and written so far: whether anything moves."""
         self.reason = ""
-        self._unwanted = Allowance(DISCARD_RATE, DISCARD_BURST)
+        self._quota = owner.quota(peer)
+        self._rests = 0
+        """Debts of its peer for which this connection is not read from."""
         self._outgoing: Outgoing | None = None
         self._head = memoryview(bytearray(HEAD.size))
         self._target, self._filled, self._kind = self._head, 0, -1
@@ -180,6 +181,11 @@ class PayloadLink(asyncio.BufferedProtocol):
         self._pooled = True
         self._aim(memoryview(self._free.pop() if self._free else bytearray(SEGMENT_BYTES)))
 
+    def _lease(self) -> Callable[[], None]:
+        """What gives the current buffer free, for whoever takes it over."""
+        pooled, self._pooled = self._pooled, False
+        return partial(self._release, cast(bytearray, self._target.obj)) if pooled else _nothing
+
     def _release(self, buffer: bytearray) -> None:
         """A full-size buffer is free again."""
         self._lent -= 1
@@ -193,12 +199,10 @@ class PayloadLink(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         """A body is complete."""
-        body, kind, pooled = self._target, self._kind, self._pooled
+        body, kind, release = self._target, self._kind, self._lease()
         self._aim(self._head)
-        self._pooled = False
         if kind == DATA:
-            buffer = cast(bytearray, body.obj)
-            self._end_segment(body, partial(self._release, buffer) if pooled else _nothing)
+            self._end_segment(body, release)
         else:
             self._dispatch(kind, bytes(body))
 
@@ -206,24 +210,32 @@ class PayloadLink(asyncio.BufferedProtocol):
         receiving = self._receiving
         if receiving is None:
             release()
-            self._discard(len(body))
+            self._spend(self._quota.unwanted, len(body))
             return
         if receiving.reached + len(body) == receiving.length:
             self._receiving = None
         receiving.segment(self, body, release)
 
-    def _discard(self, nbytes: int) -> None:
-        wait = self._unwanted.spend(nbytes, self._loop.time())
+    def _spend(self, allowance: Allowance, amount: int) -> None:
+        wait = allowance.spend(amount, self._loop.time())
         if wait > 0:
+            self._rests += 1
             self._pause()
-            self._loop.call_later(wait, self._resume)
+            self._loop.call_later(wait, self._rested)
+
+    def _rested(self) -> None:
+        self._rests -= 1
+        self._resume()
 
     def _dispatch(self, kind: int, body: bytes) -> None:
         owner = self._owner
+        self._spend(self._quota.frames, 1)
         if kind == START:
             start = decode(body, Start, limit=owner.limits[START])
             self._receiving = owner.started(self, start)
-            if self._receiving is not None and start.offset == start.length:
+            if self._receiving is None:
+                self._spend(self._quota.unwanted, len(body))
+            elif start.offset == start.length:
                 self._receiving = None
         elif kind == OFFER:
             owner.offered(self, decode(body, Offer))
@@ -234,10 +246,22 @@ class PayloadLink(asyncio.BufferedProtocol):
         elif kind == REFUSE:
             owner.refused(self, decode(body, Refuse))
 
-    def abandon(self, receiving: object) -> None:
-        """Let what is left of a transfer fall on the floor."""
-        if self._receiving is receiving:
-            self._receiving = None
+    def partial(self, receiving: Receiving) -> int:
+        """Bytes of a transfer's segment that is still arriving."""
+        arriving = self._receiving is receiving and self._kind == DATA
+        return self._filled if arriving and self._target is not self._head else 0
+
+    def abandon(self, receiving: Receiving) -> None:
+        """Hand over the whole chunks of a segment that is still arriving, so that nothing of a slow
+        line is lost; let what is left of the transfer fall on the floor."""
+        if self._receiving is not receiving:
+            return
+        whole = self.partial(receiving) // CHUNK_BYTES * CHUNK_BYTES
+        self._receiving = None
+        if whole:
+            body, rest, release = self._target, len(self._target) - self._filled, self._lease()
+            self._aim(memoryview(bytearray(rest)))
+            receiving.segment(self, body[:whole], release)
 
     def _pause(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
@@ -245,7 +269,7 @@ class PayloadLink(asyncio.BufferedProtocol):
 
     def _resume(self) -> None:
         open_ = self._transport is not None and not self._transport.is_closing()
-        if self._transport is not None and open_ and not self._waiting_for_buffer:
+        if self._transport is not None and open_ and not (self._waiting_for_buffer or self._rests):
             self._transport.resume_reading()
 
     # Sending
@@ -257,7 +281,8 @@ class PayloadLink(asyncio.BufferedProtocol):
 
     def serve(self, sending: Sending) -> None:
         """Send a payload after those that already wait."""
-        if self._outgoing is not None and not self._outgoing.transfer(sending):
+        if self._outgoing is None or not self._outgoing.transfer(sending):
+            sending.close()
             self.send(REFUSE, Refuse(sending.root, "too many transfers wait"))
 
     def stop(self, root: bytes) -> None:
