@@ -54,13 +54,15 @@ def rule_bits(
     n: int = 9,
 ) -> bytes:
     """Result, history and info of two rounds, as bytes."""
-    f = 0 if name == "mean" else n // 4
+    f = 0 if name.endswith("mean") and "+" not in name and name != "trimmed_mean" else n // 4
+    f = 1 if name == "bulyan" else f
     rule, out = robust.get(name), b""
     state = rule.init(d)
     for round_ in range(2):
         x_ND = rows(round_, n, d, dtype)
         if huge:
             x_ND[1] = 1e20
+        state |= {key: rows(99, 1, d, dtype)[0] for key in rule.last.inputs}
         result_D, state, info = rule.aggregate(x_ND, f, state)
         numbers = (*info.weights_N, *info.norms_N)
         out += to_bytes(result_D, *state.values()) + struct.pack(f"<{len(numbers)}d", *numbers)
@@ -75,10 +77,19 @@ def _weights(seed: int, m: int, n: int) -> np.ndarray:
 _RULES = (
     *("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median"),
     *("centred_clipping", "nnm+trimmed_mean", "arc+nnm+trimmed_mean", "norm_clipping+mean"),
-    *("nnm+arc+median", "arc+centred_clipping"),
+    *("nnm+arc+median", "arc+centred_clipping", "weighted_mean", "meamed", "bulyan", "mda", "smea"),
+    *("cge", "caf", "nna", "faba", "dnc", "sign_majority", "fltrust", "bucketing+median"),
+    *(
+        "krum(variant=allouah)",
+        "centred_clipping(history=false)",
+        "static_clipping(threshold=9)+median",
+    ),
 )
 CASES: dict[str, Callable[[], bytes]] = {
     **{name: lambda name=name: rule_bits(name) for name in _RULES},  # type: ignore[misc]
+    "krum, allouah": lambda: rule_bits("krum(variant=allouah)"),
+    "centred_clipping, memoryless": lambda: rule_bits("centred_clipping(history=false)"),
+    "static_clipping": lambda: rule_bits("static_clipping(threshold=9)+median"),
     "default, float64": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.float64),
     "default, bfloat16": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.bfloat16),
     "default, float16": lambda: rule_bits("arc+nnm+trimmed_mean", 9_000, torch.float16),

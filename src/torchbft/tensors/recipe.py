@@ -33,6 +33,10 @@ class Recipe:
             raise _refusal(run, error, error.hint) from None
         try:
             rule.check(n=run.m_min, f=f)
+            if rule.last.inputs:
+                raise PreconditionError(
+                    f"{rule.name} needs {', '.join(rule.last.inputs)}, which no run has"
+                )
         except PreconditionError as error:
             fitting = ", ".join(aggregation.rules_that_fit(run.m_min, f)) or "none; raise m_min"
             raise _refusal(run, error, f"rules that fit: {fitting}") from None

@@ -1,10 +1,48 @@
 """Robust aggregation rules: many contributions in, one vector out, at most f of them a liar's."""
 
-from torchbft.tensors.aggregation.compose import Compose, get, known, rules_that_fit
-from torchbft.tensors.aggregation.coordinate import CoordinateRule, Median, TrimmedMean
-from torchbft.tensors.aggregation.inputs import check_updates
-from torchbft.tensors.aggregation.preaggregation import ARC, NNM, NormClipping
-from torchbft.tensors.aggregation.rule import AggregationInfo, PreAggregation, Rule, RuleState
+from torchbft.tensors.aggregation.bulyan import (
+    Bulyan,
+)
+from torchbft.tensors.aggregation.compose import (
+    Compose,
+    Description,
+    describe,
+    get,
+    known,
+    rules_that_fit,
+)
+from torchbft.tensors.aggregation.coordinate import (
+    CoordinateRule,
+    MeaMed,
+    Median,
+    SignMajority,
+    TrimmedMean,
+)
+from torchbft.tensors.aggregation.inputs import (
+    check_updates,
+)
+from torchbft.tensors.aggregation.preaggregation import (
+    ARC,
+    NNM,
+    Bucketing,
+    NormClipping,
+    StaticClipping,
+)
+from torchbft.tensors.aggregation.rule import (
+    AggregationInfo,
+    PreAggregation,
+    Rule,
+    RuleState,
+)
+from torchbft.tensors.aggregation.selection import (
+    CAF,
+    CGE,
+    FABA,
+    MDA,
+    NNA,
+    SMEA,
+    DnC,
+)
 from torchbft.tensors.aggregation.span import (
     CentredClipping,
     GeometricMedian,
@@ -12,17 +50,34 @@ from torchbft.tensors.aggregation.span import (
     Mean,
     MultiKrum,
     SpanRule,
+    WeightedMean,
+)
+from torchbft.tensors.aggregation.trust import (
+    FLTrust,
+    Zeno,
 )
 
 __all__ = [
     "ARC",
+    "CAF",
+    "CGE",
+    "FABA",
+    "MDA",
+    "NNA",
     "NNM",
+    "SMEA",
     "AggregationInfo",
+    "Bucketing",
+    "Bulyan",
     "CentredClipping",
     "Compose",
     "CoordinateRule",
+    "Description",
+    "DnC",
+    "FLTrust",
     "GeometricMedian",
     "Krum",
+    "MeaMed",
     "Mean",
     "Median",
     "MultiKrum",
@@ -30,9 +85,14 @@ __all__ = [
     "PreAggregation",
     "Rule",
     "RuleState",
+    "SignMajority",
     "SpanRule",
+    "StaticClipping",
     "TrimmedMean",
+    "WeightedMean",
+    "Zeno",
     "check_updates",
+    "describe",
     "get",
     "known",
     "rules_that_fit",

@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import MisuseError, PreconditionError
-from torchbft.tensors.aggregation.coordinate import Median, TrimmedMean
-from torchbft.tensors.aggregation.preaggregation import ARC, NNM, NormClipping
+from torchbft.tensors.aggregation.bulyan import Bulyan
+from torchbft.tensors.aggregation.coordinate import MeaMed, Median, SignMajority, TrimmedMean
+from torchbft.tensors.aggregation.preaggregation import (
+    ARC,
+    NNM,
+    Bucketing,
+    NormClipping,
+    StaticClipping,
+)
 from torchbft.tensors.aggregation.rule import AggregationInfo, PreAggregation, Rule, RuleState, Work
+from torchbft.tensors.aggregation.selection import CAF, CGE, FABA, MDA, NNA, SMEA, DnC
 from torchbft.tensors.aggregation.span import (
     CentredClipping,
     GeometricMedian,
     Krum,
     Mean,
     MultiKrum,
+    WeightedMean,
 )
+from torchbft.tensors.aggregation.trust import FLTrust, Zeno
 
 _RULES: dict[str, type[Rule]] = {
     rule.name: rule
-    for rule in (Mean, Median, TrimmedMean, Krum, MultiKrum, GeometricMedian, CentredClipping)
+    for rule in (
+        *(Mean, Median, TrimmedMean, Krum, MultiKrum, GeometricMedian, CentredClipping),
+        *(WeightedMean, MeaMed, Bulyan, MDA, SMEA, CGE, CAF, NNA, FABA, DnC, SignMajority),
+        *(FLTrust, Zeno),
+    )
 }
 _PRE_AGGREGATIONS: dict[str, type[PreAggregation]] = {
-    stage.name: stage for stage in (NNM, ARC, NormClipping)
+    stage.name: stage for stage in (NNM, ARC, NormClipping, StaticClipping, Bucketing)
 }
 STANDARD = (
     "arc+nnm+trimmed_mean",
@@ -67,8 +87,16 @@ class Compose(Rule):
         """Raise PreconditionError unless every part's need holds."""
         for stage in self.stages:
             stage.check(n=n, f=f)
+            n = stage.rows_after(n, f)
         bounded = any(stage.bounds_influence for stage in self.stages)
-        self._last.check(n=n, f=0 if bounded and isinstance(self._last, Mean) else f)
+        self._last.check(n=n, f=0 if bounded and self._last.name == Mean.name else f)
+
+    def kappa(self, n: int, f: int) -> float | None:
+        """The last rule's, as each stage before it changes it."""
+        kappa = self._last.kappa(n, f) if not isinstance(self._last, Mean) or f == 0 else None
+        for stage in reversed(self.stages):
+            kappa = None if kappa is None else stage.kappa_after(kappa, n, f)
+        return kappa
 
     def init(self, d: int, device: torch.device | str | None = None) -> RuleState:
         """The history of the last rule: pre-aggregations have none."""
@@ -87,18 +115,79 @@ def known() -> tuple[str, ...]:
 def get(name: str) -> Rule:
     """Return the rule of a name such as ``"trimmed_mean"`` or ``"arc+nnm+trimmed_mean"``.
 
-    Raises PreconditionError for a name that is not known or does not end with a rule.
+    Parameters stand in brackets: ``"bucketing(size=2)+krum(variant=allouah)"``.
+    Raises PreconditionError for a name that is not known or does not end with a rule, and for
+    parameters that a part does not take.
     """
-    *before, last = name.split("+")
-    if last not in _RULES or any(stage not in _PRE_AGGREGATIONS for stage in before):
+    parts = [_PART.fullmatch(part) for part in _JOIN.split(name)]
+    names = [part["name"] if part else "" for part in parts]
+    if names[-1] not in _RULES or any(stage not in _PRE_AGGREGATIONS for stage in names[:-1]):
         raise PreconditionError(
             f"no aggregation rule {name[:80]!r}",
             where="aggregation",
             hint=f"join any of {', '.join(_PRE_AGGREGATIONS)} and one of {', '.join(_RULES)}"
             " with '+', the rule last",
         )
-    rule = _RULES[last]()
-    return Compose(*(_PRE_AGGREGATIONS[stage]() for stage in before), rule) if before else rule
+    given = [part["given"] if part else None for part in parts]
+    *stages, last = (_build(part, text) for part, text in zip(names, given, strict=True))
+    return Compose(*stages, last) if stages or not isinstance(last, Rule) else last
+
+
+_JOIN = re.compile(r"\+(?![^(]*\))")
+_PART = re.compile(r"(?P<name>\w+)(\((?P<given>[^()]*)\))?")
+
+
+def _build(name: str, given: str | None) -> PreAggregation | Rule:
+    cls: Any = {**_RULES, **_PRE_AGGREGATIONS}[name]
+    pairs = [pair.partition("=") for pair in (given or "").split(",") if pair.strip()]
+    try:
+        part: PreAggregation | Rule = cls(**{key.strip(): _value(text) for key, _, text in pairs})
+    except TypeError as error:
+        raise PreconditionError(
+            f"{name} cannot be made from its name: {error}",
+            where="aggregation",
+            hint=f"parameters by name, as in {name}{inspect.signature(cls)}",
+        ) from None
+    return part
+
+
+def _value(text: str) -> int | float | bool | str:
+    words: dict[str, int | float | bool | str] = {"true": True, "false": False}
+    for number in (int, float):
+        with suppress(ValueError):
+            return number(text)
+    return words.get(text.strip().lower(), text.strip())
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a rule or a pre-aggregation: from its documentation, for tables and help."""
+
+    name: str
+    need: str
+    cost: str
+    source: str
+    text: str
+    inputs: tuple[str, ...]
+
+
+_FACTS = {
+    "need": re.compile(r"\bNeed (.+?)\.(?= [A-Z]|$)"),
+    "cost": re.compile(r"\bCost (.+?)\.(?= [A-Z]|$)"),
+    "source": re.compile(r"\bSource: (.+)"),
+}
+
+
+def describe(name: str) -> Description:
+    """Return need, cost, source and text of the single rule or pre-aggregation of this name."""
+    try:
+        cls: Any = {**_RULES, **_PRE_AGGREGATIONS}[name]
+    except KeyError:
+        raise PreconditionError(f"no aggregation rule {name[:80]!r}", where="aggregation") from None
+    text = inspect.cleandoc(cls.__doc__ or "")
+    flat = " ".join(text.split())
+    facts = {key: m[1] if (m := pattern.search(flat)) else "" for key, pattern in _FACTS.items()}
+    return Description(name, text=text, inputs=getattr(cls, "inputs", ()), **facts)
 
 
 def rules_that_fit(n: int, f: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rules that judge each coordinate for itself: median and trimmed mean.
+"""Rules that judge each coordinate for itself: ranks, nearness to the median, signs.
 
 They need no distances, and no row is refused by its norm: an extreme value is trimmed where it is.
 
@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from torchbft.tensors.aggregation.mixture import mixture_of, shares
-from torchbft.tensors.aggregation.network import Block, as_block, mean_of, order_statistics
+from torchbft.tensors.aggregation.network import (
+    Block,
+    as_block,
+    functions_of,
+    mean_of,
+    order_statistics,
+)
 from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, Work
 from torchbft.tensors.exact import (
     Blocks,
@@ -38,22 +46,15 @@ SHARE_COLUMNS = 1 << 13
 
 
 class CoordinateRule(Rule):
-    """The mean of the ranks ``kept(n, f)`` of each coordinate, by a min/max network."""
+    """A rule that treats each coordinate alike and knows nothing of the others."""
 
     @abstractmethod
-    def kept(self, n: int, f: int) -> tuple[int, int]:
-        """Return the first kept rank of n, counted from 0, and the one after the last."""
+    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+        """Return the result (B) for one block in the working dtype, and the values behind it.
 
-    def check(self, *, n: int, f: int) -> None:
-        """Raise PreconditionError unless 2f < n."""
-        self.need(2 * f < n, "2f < n", n=n, f=f)
-
-    def combine(self, block_NB: Block, f: int) -> Block:
-        """Return the result for one block (N, B) in the working dtype."""
-        return mean_of(self._kept_rows(block_NB, f))
-
-    def _kept_rows(self, block_NB: Block, f: int) -> list[Block]:
-        return order_statistics(block_NB, *self.kept(block_NB.shape[0], f))
+        The values are rows (B): a contribution counts at a coordinate where it lies between the
+        least and the greatest of them. They are valid until the next call.
+        """
 
     def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
         """See Rule."""
@@ -81,12 +82,10 @@ class CoordinateRule(Rule):
         mix = _mixer(mixing_MN, rows_ND, exact=work.exact)
         for span in spans(d, _block_width(m, d)):
             block_MB = mix(span)
-            kept = self._kept_rows(block_MB, f)
-            out_D[span] = torch.as_tensor(mean_of(kept))
+            result_B, kept = self.combine(block_MB, f)
+            out_D[span] = torch.as_tensor(result_B)
             if work.info:
-                low_B, high_B = kept[0][::every], kept[-1][::every]
-                within_MB = (block_MB[:, ::every] >= low_B) & (block_MB[:, ::every] <= high_B)
-                counts_M += [_count(within_B) for within_B in within_MB]
+                counts_M += _kept_within(block_MB[:, ::every], [row[::every] for row in kept])
         return out_D, counts_M
 
 
@@ -96,10 +95,11 @@ def _block_width(m: int, d: int) -> int:
     return -(-d // max(1, -(-d // widest))) or 1
 
 
-def _count(within_B: Block) -> int:
-    if isinstance(within_B, np.ndarray):
-        return int(np.count_nonzero(within_B))
-    return int(within_B.sum())
+def _kept_within(block_MS: Block, kept: list[Block]) -> list[int]:
+    """Return for each row at how many coordinates it lies in the range of the kept values."""
+    namespace = functions_of(block_MS)
+    low_S, high_S = reduce(namespace.minimum, kept), reduce(namespace.maximum, kept)
+    return [int(((row_S >= low_S) & (row_S <= high_S)).sum()) for row_S in block_MS]
 
 
 def _mixer(mixing_MN: Float64s | None, rows_ND: Tensor, *, exact: bool) -> Callable[[slice], Block]:
@@ -123,29 +123,114 @@ def _mixer(mixing_MN: Float64s | None, rows_ND: Tensor, *, exact: bool) -> Calla
     return mix
 
 
-class Median(CoordinateRule):
+class RankRule(CoordinateRule):
+    """The mean of the ranks ``kept(n, f)`` of each coordinate, by a min/max network."""
+
+    @abstractmethod
+    def kept(self, n: int, f: int) -> tuple[int, int]:
+        """Return the first kept rank of n, counted from 0, and the one after the last."""
+
+    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+        """See CoordinateRule."""
+        rows = order_statistics(block_NB, *self.kept(block_NB.shape[0], f))
+        return mean_of(rows), rows
+
+
+class Median(RankRule):
     """Coordinate-wise median; for even n the mean of both middle values.
 
-    Need 2f < n. Cost O(n log² n · d). Source: Yin et al. 2018, "Byzantine-robust distributed
-    learning: towards optimal statistical rates", definition 1.
+    Need 2f < n. Cost O(n log² n · d). Proven: κ = 4(1 + f/(n − 2f))².
+    Source: Yin et al. 2018, "Byzantine-robust distributed learning: towards optimal statistical
+    rates", definition 1.
     """
 
     name = "median"
+
+    def kappa(self, n: int, f: int) -> float:
+        """4(1 + f/(n − 2f))²: Allouah et al. 2023, proposition 5."""
+        return 4 * (1 + f / (n - 2 * f)) ** 2
 
     def kept(self, n: int, f: int) -> tuple[int, int]:
         """The middle rank, or both."""
         return (n - 1) // 2, n // 2 + 1
 
 
-class TrimmedMean(CoordinateRule):
+class TrimmedMean(RankRule):
     """Mean of each coordinate without its f smallest and f largest values.
 
     Need 2f < n. Cost O(n log² n · d). With f = 0 it is the mean.
+    Proven: κ = 6f/(n − 2f)·(1 + f/(n − 2f)).
     Source: Yin et al. 2018, definition 2, with the trimmed share β = f/n.
     """
 
     name = "trimmed_mean"
 
+    def kappa(self, n: int, f: int) -> float:
+        """6f/(n − 2f)·(1 + f/(n − 2f)): Allouah et al. 2023, proposition 2."""
+        return 6 * f / (n - 2 * f) * (1 + f / (n - 2 * f))
+
     def kept(self, n: int, f: int) -> tuple[int, int]:
         """All ranks but f at either end."""
         return f, n - f
+
+
+class ClosestToMedian(CoordinateRule):
+    """The mean of the ``count(n, f)`` values that lie nearest to the median of their coordinate.
+
+    They are neighbours in the sorted column, so rank k (of those above the count) is exchanged for
+    rank k + count where that one is nearer. Of two values equally near the smaller one is taken.
+    """
+
+    @abstractmethod
+    def count(self, m: int, f: int) -> int:
+        """How many of m values are kept."""
+
+    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+        """See CoordinateRule."""
+        m = block_NB.shape[0]
+        count = self.count(m, f)
+        rows = order_statistics(block_NB, 0, m)
+        middle, where = rows[(m - 1) // 2 : m // 2 + 1], functions_of(block_NB).where
+        with np.errstate(over="ignore"):  # a distance that overflows is the greater one
+            for low in range(m - count):
+                below_B, above_B = rows[low], rows[low + count]
+                # not by the median itself, which is rounded where m is even
+                up_B = reduce(add, [above_B - middle_B for middle_B in middle])
+                down_B = reduce(add, [middle_B - below_B for middle_B in middle])
+                rows[low] = where(up_B < down_B, above_B, below_B)
+        return mean_of(rows[:count]), rows[:count]
+
+
+class MeaMed(ClosestToMedian):
+    """Mean around the median: each coordinate's mean of the n − f values nearest to its median.
+
+    Of two values equally near the smaller one is taken. Need 2f < n. Cost O(n log² n · d).
+    No published κ. Source: Xie, Koyejo and Gupta 2018, "Generalized Byzantine-tolerant SGD",
+    definition 4.
+    """
+
+    name = "meamed"
+
+    def count(self, m: int, f: int) -> int:
+        """n − f."""
+        return m - f
+
+
+class SignMajority(CoordinateRule):
+    """sign(Σ sign(x_i)) of each coordinate: −1, 0 or 1, whatever the length of the rows.
+
+    Zero where the votes are even. A row counts where its sign is the result's. Need 2f < n.
+    Cost O(nd). No κ: the result is a direction, not an estimate of the mean.
+    Source: Bernstein et al. 2019, "signSGD with majority vote is communication efficient and fault
+    tolerant", algorithm 1.
+    """
+
+    name = "sign_majority"
+
+    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+        """See CoordinateRule."""
+        namespace = functions_of(block_NB)
+        votes_B = reduce(lambda total, row: total + namespace.sign(row), block_NB, block_NB[0] * 0)
+        result_B = namespace.sign(votes_B) + 0
+        limits = np.finfo(f"f{block_NB.dtype.itemsize}")
+        return result_B, [result_B * float(limits.tiny), result_B * float(limits.max)]

@@ -88,7 +88,8 @@ def mixture_of(work: Work) -> Mixture:
     references = {ZERO: work.rows_ND.new_zeros(1).expand(d), **work.state}
     gram_TT = centred_gram(work.rows_ND, list(references.values()), exact=work.exact)
     norms_N = sqrt(squared_distances(gram_TT)[n, :n]).tolist()
-    refused = beyond_norm_bound(gram_TT, n, work.f)
+    # With a majority of liars the median is theirs: rules that allow it trust something else.
+    refused = beyond_norm_bound(gram_TT, n, work.f) if 2 * work.f < n else ()
     kept = [place for place in range(len(gram_TT)) if place not in refused]
     coefficients_MT = np.eye(len(gram_TT))[kept[: n - len(refused)]]
     gram_PP = gram_TT[np.ix_(kept, kept)] if refused else gram_TT

@@ -30,6 +30,11 @@ def as_block(rows_NB: Tensor) -> Block:
     return rows_NB.numpy() if rows_NB.device.type == "cpu" else rows_NB
 
 
+def functions_of(block_NB: Block) -> Any:
+    """Return the library, NumPy or torch, whose elementwise functions take the block."""
+    return np if isinstance(block_NB, np.ndarray) else torch
+
+
 class Comparator(NamedTuple):
     """Put the smaller of two rows at ``low``, the larger at ``high``, where they are wanted."""
 
@@ -106,8 +111,7 @@ def order_statistics(block_NB: Block, first: int, last: int) -> list[Block]:
     n, width = block_NB.shape
     steps, used, kept = _program(n, first, last)
     on_cpu = isinstance(block_NB, np.ndarray)
-    namespace: Any = np if on_cpu else torch
-    minimum, maximum = namespace.minimum, namespace.maximum
+    minimum, maximum = functions_of(block_NB).minimum, functions_of(block_NB).maximum
     if on_cpu:
         slots = [*block_NB, *workspace("network", used - n, width, dtype=block_NB.dtype)]
     else:

@@ -10,14 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import ClassVar, Literal, overload
 
 import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import MisuseError, PreconditionError
 from torchbft.tensors.aggregation.inputs import as_rows
-from torchbft.tensors.exact import Float64s
+from torchbft.tensors.exact import Float64s, all_finite
 
 RuleState = dict[str, Tensor]
 """A rule's history, named float tensors of shape (D,); empty for rules without history."""
@@ -57,10 +57,16 @@ class Stage(ABC):
     """Anything with a name and a need on n and f."""
 
     name: str
+    requirement: ClassVar[str] = "2f < n"
+    """The need, in words."""
 
-    @abstractmethod
+    def fits(self, n: int, f: int) -> bool:
+        """Whether n contributions, at most f of them a liar's, are enough."""
+        return 2 * f < n
+
     def check(self, *, n: int, f: int) -> None:
         """Raise PreconditionError unless n contributions with f liars among them are enough."""
+        self.need(n >= 1 and f >= 0 and self.fits(n, f), self.requirement, n=n, f=f)
 
     def need(self, holds: bool, bound: str, *, n: int, f: int) -> None:
         """Raise PreconditionError, naming rule, n, f and the bound, unless ``holds``."""
@@ -78,6 +84,14 @@ class PreAggregation(Stage):
     bounds_influence = False
     """True if a plain mean of this stage's output is moved only a bounded distance by f rows."""
 
+    def rows_after(self, n: int, f: int) -> int:
+        """How many rows come out of n."""
+        return n
+
+    def kappa_after(self, kappa: float, n: int, f: int) -> float | None:
+        """The proven κ of this stage and a rule of κ behind it; None if none is published."""
+        return None
+
     @abstractmethod
     def select(self, gram_TT: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return mixing_NT: each mixed row's coefficients over rows and references, sum 1.
@@ -90,15 +104,29 @@ class Rule(Stage):
     """An aggregation rule. Composed rules are rules."""
 
     stages: tuple[PreAggregation, ...] = ()
+    inputs: ClassVar[tuple[str, ...]] = ()
+    """What a caller must supply beside the updates: vectors in ``state``, or a function. A run
+    knows the contributions only, so it cannot use such a rule."""
 
     @property
     def last(self) -> Rule:
         """The rule that runs after the stages."""
         return self
 
+    def kappa(self, n: int, f: int) -> float | None:
+        """The proven coefficient, or None if none is published.
+
+        ‖F(x) − x̄_S‖² <= κ·(1/|S|)·Σ_{i∈S} ‖x_i − x̄_S‖² for each set S of n − f rows (Allouah et al.
+        2023, "Fixing by mixing", definition 2). n and f fit.
+        """
+        return None
+
     def init(self, d: int, device: torch.device | str | None = None) -> RuleState:
-        """Return the history before the first round, for vectors of d entries."""
-        return {}
+        """Return the history before the first round, for vectors of d entries.
+
+        The rule's ``inputs`` stand in it as zeros, to be replaced.
+        """
+        return {name: torch.zeros(d, device=device) for name in self.inputs}
 
     def advance(self, state: RuleState, result_D: Tensor) -> RuleState:
         """Return the history after a round that gave ``result_D`` (in the working dtype)."""
@@ -173,6 +201,12 @@ class Rule(Stage):
     def _checked(self, state: RuleState | None, rows_ND: Tensor) -> RuleState:
         first = self.init(rows_ND.shape[1], rows_ND.device)
         if state is None:
+            if self.last.inputs and first:
+                raise MisuseError(
+                    f"{self.name} needs {', '.join(self.last.inputs)}",
+                    where=self.name,
+                    hint="hand each over by name: state={name: vector}",
+                )
             return first
         shapes = {name: vector_D.shape for name, vector_D in state.items()}
         if shapes != {name: vector_D.shape for name, vector_D in first.items()}:
@@ -181,6 +215,8 @@ class Rule(Stage):
                 where=self.name,
                 hint=f"start from init({rows_ND.shape[1]}) and pass on what aggregate returns",
             )
+        if not all(all_finite(vector_D) for vector_D in state.values()):
+            raise MisuseError("the history holds a non-finite value", where=self.name)
         return state
 
     @abstractmethod

@@ -5,8 +5,9 @@ Shapes: N contributions, M mixed rows, R references, P = M + R points, T = N + R
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -50,12 +51,12 @@ class SpanRule(Rule):
         mixture = mixture_of(work)
         weights_P = self.select(mixture.gram_PP, n=mixture.m, f=mixture.f, refs=mixture.refs)
         weights_T = mixture.compose(weights_P[None, :])[0]
-        result_D = _combine(work, weights_T, mixture.references)
+        result_D = combine_rows(work, weights_T, mixture.references)
         info = AggregationInfo(shares(weights_T[:n]), mixture.refused, mixture.norms_N)
         return result_D, info
 
 
-def _combine(work: Work, weights_T: Float64s, references: Mapping[str, Tensor]) -> Tensor:
+def combine_rows(work: Work, weights_T: Float64s, references: Mapping[str, Tensor]) -> Tensor:
     rows_ND, n = work.rows_ND, work.rows_ND.shape[0]
     dtype = working_dtype(rows_ND.dtype)
     if not work.exact:
@@ -69,72 +70,154 @@ def _combine(work: Work, weights_T: Float64s, references: Mapping[str, Tensor]) 
 
 
 class Mean(SpanRule):
-    """Arithmetic mean (1/n)·Σ x_i. Tolerates no liar: need f = 0. Cost O(nd)."""
+    """Arithmetic mean (1/n)·Σ x_i. Tolerates no liar. Need f = 0. Cost O(nd)."""
 
     name = "mean"
+    requirement = "f = 0"
 
-    def check(self, *, n: int, f: int) -> None:
-        """Raise PreconditionError unless f = 0."""
-        self.need(f == 0, "f = 0", n=n, f=f)
+    def fits(self, n: int, f: int) -> bool:
+        """f = 0."""
+        return f == 0
+
+    def kappa(self, n: int, f: int) -> float | None:
+        """0: it is the mean."""
+        return 0.0
+
+    def weights(self, n: int) -> Float64s:
+        """The weight of each row, of sum 1."""
+        return equal_weights(range(n), n)
 
     def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
-        """Return 1/n for each row."""
-        return _equal_weights(range(n), len(gram_PP))
+        """Return the weights, none for the references."""
+        weights_P = np.zeros(len(gram_PP))
+        weights_P[:n] = self.weights(n)
+        return weights_P
 
     def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
         """See Rule. Without stages no distance is needed and no row is refused."""
         if work.stages:
             return super().run(work)
-        n = work.rows_ND.shape[0]
-        weights_N = _equal_weights(range(n), n)
+        weights_N = self.weights(work.rows_ND.shape[0])
         norms_N = row_norms(work.rows_ND) if work.info else []
-        return _combine(work, weights_N, {}), AggregationInfo(shares(weights_N), (), norms_N)
+        return combine_rows(work, weights_N, {}), AggregationInfo(shares(weights_N), (), norms_N)
 
 
-def _equal_weights(chosen: range | list[int], size: int) -> Float64s:
+def equal_weights(chosen: range | list[int], size: int) -> Float64s:
     weights = np.zeros(size)
     weights[list(chosen)] = 1.0 / len(chosen)
     return weights
 
 
-class MultiKrum(SpanRule):
-    """Mean of the m rows with the least Krum score; m = n − f − 2 unless given.
+class WeightedMean(Mean):
+    """Σ w_i·x_i / Σ w_i with weights that the caller fixed: Σ over rows in order of peer id.
 
-    score_i = Σ of ‖x_i − x_j‖² over the n − f − 2 nearest other rows j; ties go to the first row.
-    Need n ≥ 2f + 3 and 1 ≤ m ≤ n − f − 2. Cost O(n²d).
-    Source: Blanchard et al. 2017, "Machine learning with adversaries", section 4 and, for m,
-    Damaskinos et al. 2019 (AggregaThor): with at most n − f − 2 chosen rows it stays resilient.
+    No weight may be more than ``most`` times their mean (and none 0, negative or not finite): it is
+    refused, never clamped, so that no member owns the average. Without weights it is the mean.
+    Tolerates no liar. Need f = 0, and as many weights as rows. Cost O(nd).
+    Source: McMahan et al. 2017, "Communication-efficient learning of deep networks from
+    decentralized data", algorithm 1, by sample counts; the bound is ours (case: a count of 1e9).
+    """
+
+    name = "weighted_mean"
+    requirement = "f = 0 and one weight per row"
+
+    def __init__(self, weights: Sequence[float] | None = None, most: float = 4.0) -> None:
+        self.given = None if weights is None else [float(weight) for weight in weights]
+        if self.given is None:
+            return
+        bound = most * math.fsum(self.given) / max(1, len(self.given))
+        for row, weight in enumerate(self.given):
+            if not 0.0 < weight <= bound < math.inf:
+                raise PreconditionError(
+                    f"weighted_mean refuses the weight {weight} of row {row}",
+                    where="aggregation",
+                    hint=f"weights are above 0 and at most {most} times their mean",
+                )
+
+    def fits(self, n: int, f: int) -> bool:
+        """f = 0, and each row has its weight."""
+        return f == 0 and (self.given is None or len(self.given) == n)
+
+    def kappa(self, n: int, f: int) -> float | None:
+        """None with weights: it is then another mean than the plain one."""
+        return super().kappa(n, f) if self.given is None else None
+
+    def weights(self, n: int) -> Float64s:
+        """The weight of each row, of sum 1."""
+        if self.given is None:
+            return super().weights(n)
+        total = math.fsum(self.given)
+        return np.array([weight / total for weight in self.given])
+
+
+_OTHERS = {"blanchard": 2, "allouah": 1}
+"""How many of the n − f rows nearest to a row, itself among them, a Krum score leaves out."""
+
+
+def krum_scores(distances_NN: Float64s, count: int) -> list[float]:
+    """Return for each row the sum of its squared distances to the ``count`` nearest others."""
+    scores: list[float] = sum_in_order(np.sort(distances_NN, axis=1)[:, 1 : count + 1]).tolist()
+    return scores
+
+
+class MultiKrum(SpanRule):
+    """Mean of the m rows with the least Krum score.
+
+    score_i = Σ of ‖x_i − x_j‖² over the nearest other rows j; ties go to the first row. Cost
+    O(n²d). Two counts of neighbours are published:
+
+    - ``variant="blanchard"``, the default: n − f − 2. Need n ≥ 2f + 3 and 1 ≤ m ≤ n − f − 2, which
+      is also the default m. Source: Blanchard et al. 2017, "Machine learning with adversaries",
+      section 4 and, for m, Damaskinos et al. 2019 (AggregaThor): with at most n − f − 2 chosen rows
+      it stays resilient.
+    - ``variant="allouah"``: n − f − 1 (the n − f nearest, itself first). Need 2f < n and
+      1 ≤ m ≤ n − f, the default m. Source: Allouah et al. 2023, "Fixing by mixing", appendix 8.1.3.
     """
 
     name = "multi_krum"
 
-    def __init__(self, m: int | None = None) -> None:
-        self.m = m
+    def __init__(self, m: int | None = None, variant: str = "blanchard") -> None:
+        if variant not in _OTHERS:
+            raise PreconditionError(
+                f"{self.name} has no variant {variant[:40]!r}", hint=f"one of {', '.join(_OTHERS)}"
+            )
+        self.m, self.variant = m, variant
+
+    def _most(self, n: int, f: int) -> int:
+        return n - f - 2 if self.variant == "blanchard" else n - f
 
     def check(self, *, n: int, f: int) -> None:
-        """Raise PreconditionError unless n ≥ 2f + 3 and m fits."""
-        self.need(n >= 2 * f + 3, "n >= 2f + 3", n=n, f=f)
+        """Raise PreconditionError unless n, f and m fit."""
+        if self.variant == "blanchard":
+            self.need(n >= 2 * f + 3, "n >= 2f + 3", n=n, f=f)
+        super().check(n=n, f=f)
         if self.m is not None:
-            self.need(1 <= self.m <= n - f - 2, f"1 <= m <= n - f - 2 (m={self.m})", n=n, f=f)
+            most = "n - f - 2" if self.variant == "blanchard" else "n - f"
+            self.need(1 <= self.m <= self._most(n, f), f"1 <= m <= {most} (m={self.m})", n=n, f=f)
 
     def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return equal weights for the m rows of least score."""
-        nearest_NN = np.sort(squared_distances(gram_PP[:n, :n]), axis=1)[:, 1 : n - f - 1]
-        scores_N = sum_in_order(nearest_NN).tolist()
-        best = sorted(range(n), key=scores_N.__getitem__)
-        return _equal_weights(best[: self.m or n - f - 2], len(gram_PP))
+        count = n - f - _OTHERS[self.variant]
+        scores = krum_scores(squared_distances(gram_PP[:n, :n]), count)
+        best = sorted(range(n), key=scores.__getitem__)
+        return equal_weights(best[: self.m or self._most(n, f)], len(gram_PP))
 
 
 class Krum(MultiKrum):
-    """The row with the least Krum score (MultiKrum with m = 1).
+    """The row with the least Krum score (MultiKrum with m = 1; ``variant`` as there).
 
-    Need n ≥ 2f + 3. Source: Blanchard et al. 2017, section 4; n − f − 2 neighbours as there.
+    Need n ≥ 2f + 3 (``blanchard``) or 2f < n (``allouah``, proven: κ = 6(1 + f/(n − 2f))).
+    Cost O(n²d). Source: Blanchard et al. 2017, section 4; n − f − 2 neighbours as there.
     """
 
     name = "krum"
 
-    def __init__(self) -> None:
-        super().__init__(m=1)
+    def __init__(self, variant: str = "blanchard") -> None:
+        super().__init__(1, variant)
+
+    def kappa(self, n: int, f: int) -> float | None:
+        """6(1 + f/(n − 2f)): Allouah et al. 2023, proposition 3, for the variant it is for."""
+        return 6 * (1 + f / (n - 2 * f)) if self.variant == "allouah" else None
 
 
 class GeometricMedian(SpanRule):
@@ -148,13 +231,13 @@ class GeometricMedian(SpanRule):
 
     name = "geometric_median"
 
-    def check(self, *, n: int, f: int) -> None:
-        """Raise PreconditionError unless 2f < n."""
-        self.need(2 * f < n, "2f < n", n=n, f=f)
+    def kappa(self, n: int, f: int) -> float:
+        """4(1 + f/(n − 2f))²: Allouah et al. 2023, proposition 4."""
+        return 4 * (1 + f / (n - 2 * f)) ** 2
 
     def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return the last step's weights."""
-        weights_P = _equal_weights(range(n), len(gram_PP))
+        weights_P = equal_weights(range(n), len(gram_PP))
         distances_N = distances_to(gram_PP, weights_P)[:n]
         smoothing = WEISZFELD_SMOOTHING * kth_smallest(distances_N, n - f)
         if smoothing == 0.0:  # n − f rows coincide with their mean: it is the median
@@ -179,38 +262,42 @@ def distances_to(gram_PP: Float64s, weights_P: Float64s) -> Float64s:
 class CentredClipping(SpanRule):
     """Rows clipped around the previous aggregate: v ← v + (1/n)·Σ (x_i − v)·min(1, τ/‖x_i − v‖).
 
-    History: ``centre``, the previous aggregate; zero before the first round. ``threshold`` τ is
-    absolute if given; otherwise, in each of the ``iterations``, the (n−f)-th smallest distance to
-    the centre, so that the rule scales with its input and equals the mean at f = 0.
-    Need 2f < n. Cost O(n²d).
+    History: ``centre``, the previous aggregate; zero before the first round. With
+    ``history=False`` there is none, and the centre starts at the row whose (n−f)-th nearest row is
+    nearest (the first of such rows): robust from the first step, and it moves with its input.
+    ``threshold`` τ is absolute if given; otherwise, in each of the ``iterations``, the (n−f)-th
+    smallest distance to the centre, so that the rule scales with its input and equals the mean at
+    f = 0. Need 2f < n. Cost O(n²d).
     Source: Karimireddy, He and Jaggi 2021, "Learning from history for Byzantine robust
-    optimization", algorithm 2; the adaptive τ is a variant.
+    optimization", algorithm 2; the adaptive τ and the start without history are variants.
     """
 
     name = "centred_clipping"
     _CENTRE = "centre"
 
-    def __init__(self, threshold: float | None = None, iterations: int = 3) -> None:
+    def __init__(
+        self, threshold: float | None = None, iterations: int = 3, history: bool = True
+    ) -> None:
         if (threshold is not None and not threshold > 0.0) or iterations < 1:
             raise PreconditionError("centred_clipping needs threshold > 0 and iterations >= 1")
-        self.threshold, self.iterations = threshold, iterations
-
-    def check(self, *, n: int, f: int) -> None:
-        """Raise PreconditionError unless 2f < n."""
-        self.need(2 * f < n, "2f < n", n=n, f=f)
+        self.threshold, self.iterations, self.history = threshold, iterations, history
 
     def init(self, d: int, device: torch.device | str | None = None) -> RuleState:
         """The centre starts at zero, in float32 (float64 once an aggregate was)."""
-        return {self._CENTRE: torch.zeros(d, device=device)}
+        return {self._CENTRE: torch.zeros(d, device=device)} if self.history else {}
 
     def advance(self, state: RuleState, result_D: Tensor) -> RuleState:
         """The centre of the next round is this round's result."""
-        return {self._CENTRE: result_D}
+        return {self._CENTRE: result_D} if self.history else {}
 
     def select(self, gram_PP: Float64s, *, n: int, f: int, refs: Mapping[str, int]) -> Float64s:
         """Return the coefficients of v over rows and centre."""
         weights_P = np.zeros(len(gram_PP))
-        weights_P[refs[self._CENTRE]] = 1.0
+        if self.history:
+            weights_P[refs[self._CENTRE]] = 1.0
+        else:
+            sorted_NN = np.sort(squared_distances(gram_PP[:n, :n]), axis=1)
+            weights_P[int(sorted_NN[:, n - f - 1].argmin())] = 1.0
         for _ in range(self.iterations):
             distances_N = distances_to(gram_PP, weights_P)[:n]
             pull_N = clip_factors(distances_N, self._radius(distances_N, n - f)) / n
