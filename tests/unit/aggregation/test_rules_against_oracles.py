@@ -170,7 +170,7 @@ def sign_majority(x_ND: Matrix, f: int) -> Matrix:
 
 
 def own_vector(d: int) -> Matrix:
-    return np.linspace(0.2, 0.8, d).astype(np.float32).astype(np.float64)
+    return np.linspace(2.5, -1.0, d).astype(np.float32).astype(np.float64)
 
 
 def nna(x_ND: Matrix, f: int) -> Matrix:
@@ -294,7 +294,8 @@ def test_blocks_of_columns_join_without_a_seam() -> None:
 
 def test_the_oracles_tell_rules_apart() -> None:
     """Negative control: no two rules agree on all of three inputs, so none can stand in."""
-    noise_ND = np.random.default_rng(15).standard_normal((12, 40)) + 5.0
+    offset_D = np.repeat([3.0, -3.0], 20)
+    noise_ND = 2 * np.random.default_rng(15).standard_normal((12, 40)) + offset_D
     inputs = [rows_with_liars(12, 12, 3, 40), rows_with_liars(13, 12, 3, 40), noise_ND]
     results = {name: np.stack([oracle(name, x_ND, 3) for x_ND in inputs]) for name in NAMES}
     for (name, result_D), (other, other_D) in combinations(results.items(), 2):
