@@ -15,6 +15,8 @@ from typing import Any
 from torchbft.primitives.errors import TorchbftError
 from torchbft.primitives.ids import Height
 
+_MISSHAPEN = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+
 MAX_ANSWER_BYTES = 8 << 20
 """A block of 1 MiB in base64, with its evidence and a commit of 64 signatures, several times."""
 MAX_HEAD_BYTES = 16 * 1024
@@ -22,9 +24,10 @@ CALL_SECONDS = 10.0
 """A loopback call takes a millisecond; an engine that is replaying may keep it waiting."""
 PAGE = 100
 """Validators a page: more than a run has members."""
-OTHER_HEIGHT, INTERNAL = -32602, -32603
 KNOWN = "tx already exists in cache"
 """What CometBFT v0.40 says to a transaction that it has seen."""
+LATER = ("catching up", "mempool is full")
+"""What it says to one that it will take when it is handed in again."""
 
 
 class RpcError(TorchbftError):
@@ -65,7 +68,7 @@ class Rpc:
             raise RpcError(
                 f"the engine does not answer ({why})", where=where, hint="see its log in ours"
             ) from None
-        return _result(answer, where)
+        return result_of(answer, where)
 
     async def _exchange(self, body: bytes) -> bytes:
         reader, writer = await asyncio.open_unix_connection(self._path, limit=MAX_HEAD_BYTES)
@@ -90,15 +93,18 @@ class Rpc:
             writer.close()
 
     async def submit(self, tx: bytes) -> Submitted:
-        """Hand a transaction to the engine's mempool (``broadcast_tx_sync``). Raises RpcError."""
+        """Hand a transaction to the engine's mempool (``broadcast_tx_sync``). Raises RpcError; with
+        code 0 it is worth to hand it in again."""
         try:
             answer = await self.call("broadcast_tx_sync", tx=base64.b64encode(tx).decode())
             return Submitted(int(answer["code"]), str(answer.get("log", "")))
         except RpcError as error:
             if KNOWN in error.what:
                 return Submitted(0, KNOWN, known=True)
+            if any(words in error.what for words in LATER):
+                raise RpcError(error.what, where=error.where) from None
             raise
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except _MISSHAPEN:
             raise _no_answer("broadcast_tx_sync") from None
 
     async def height(self) -> Height:
@@ -106,7 +112,7 @@ class Rpc:
         status = await self.status()
         try:
             return Height(int(status["sync_info"]["latest_block_height"]))
-        except (KeyError, TypeError, ValueError):
+        except _MISSHAPEN:
             raise _no_answer("status") from None
 
     async def catching_up(self) -> bool:
@@ -114,7 +120,7 @@ class Rpc:
         status = await self.status()
         try:
             return bool(status["sync_info"]["catching_up"])
-        except (KeyError, TypeError):
+        except _MISSHAPEN:
             raise _no_answer("status") from None
 
     async def connected(self) -> frozenset[str]:
@@ -122,7 +128,7 @@ class Rpc:
         info = await self.net_info()
         try:
             return frozenset(str(peer["node_info"]["id"]) for peer in info["peers"] or ())
-        except (KeyError, TypeError):
+        except _MISSHAPEN:
             raise _no_answer("net_info") from None
 
     async def status(self) -> Any:
@@ -151,7 +157,8 @@ class Rpc:
         return await self.call("broadcast_evidence", evidence=evidence)
 
 
-def _result(answer: bytes, where: str) -> Any:
+def result_of(answer: bytes, where: str) -> Any:
+    """What a JSON-RPC answer says. Raises RpcError; never anything else."""
     try:
         message = json.loads(answer)
         if "error" in message:
@@ -159,7 +166,7 @@ def _result(answer: bytes, where: str) -> Any:
             text = f"{error['message']}: {error.get('data', '')}".strip(": ")
             raise RpcError(f"refused ({text})", where=where, code=int(error["code"]))
         return message["result"]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except _MISSHAPEN:
         raise _no_answer(where) from None
 
 

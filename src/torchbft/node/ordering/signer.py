@@ -30,6 +30,8 @@ LOOK_BACK = 100
 LOOK_SECONDS = 3.0
 """The engine waits 5 s for a signature; after this long it is told no, and asks again later."""
 MAX_LENGTH_BYTES = 5
+MAX_TOLD = 100
+"""Different notices, each told once."""
 
 FetchCommit = Callable[[Height], Awaitable[Any]]
 """The engine's ``/commit`` of a height. Raises RpcError."""
@@ -144,7 +146,7 @@ class SignerServer:
                 self._say(f"the signer refused: {response.error.description}")
 
     def _say(self, text: str) -> None:
-        if text not in self._told and len(self._told) < LOOK_BACK:
+        if text not in self._told and len(self._told) < MAX_TOLD:
             self._told.add(text)
             self._notice(text)
 
