@@ -1,9 +1,9 @@
-"""The host of one peer in the world: carries out a ``PeerMachine``'s effects under asyncio.
+"""The host of one peer in the world: carries out the effects of its machine under asyncio.
 
 One event loop owns the machine, the connections and the logs; one thread decodes, aggregates and
-stores. Effects are carried out in order, and everything persisted is durable before the next send
-or apply. What the machine asks for and when it may act is all decided in ``protocols``; here is
-only how.
+stores. An ordering engine outside, if the run has one, is a child process (``ordering``). Effects
+are carried out in order, and everything persisted is durable before the next send or apply. What
+the machine asks for and when it may act is all decided in ``protocols``; here is only how.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from torchbft.node.chronicle import Chronicle
 from torchbft.node.link import Delivery, Endpoint, Evaluation, Hello, Leave, Submit
 from torchbft.node.model import Applied, ModelKeeper
+from torchbft.node.ordering.orderer import Engine, Orderer, orderer_of
 from torchbft.node.statecopy import RETRY_SECONDS, StateCopies, StateOffered
 from torchbft.node.storage.checkpoints import Checkpoints
 from torchbft.node.storage.lock import FolderLock
 from torchbft.node.storage.log import AppendLog
 from torchbft.node.storage.payloads import PayloadStore
+from torchbft.node.storage.saved import load_value, save_value
 from torchbft.node.supervisor import EXIT_FAILED, EXIT_FINISHED, EXIT_HALTED
 from torchbft.node.trainer import Assigned, Ended, TrainerPort
 from torchbft.node.transports.control import ControlChannel
@@ -43,7 +45,7 @@ from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec
-from torchbft.protocols.peer import BlockDone, PeerMachine, Suspected
+from torchbft.protocols.peer import BlockDone, Order, SaveApplication, Suspected, peer_of
 from torchbft.protocols.round import interface as rounds
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.assignment import Share, positions
@@ -54,6 +56,11 @@ from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
 
 LOGS = ("votes", "blocks", "statements")
+LOGS_UNDER_ENGINE = ("statements",)
+"""An ordering engine outside keeps its own votes and blocks."""
+APPLICATION = "application.state"
+"""Under an engine outside: the ledger's state after its last block."""
+APPLICATION_HINT = "remove it: the ordering engine hands its blocks over again"
 MAX_ACCUSATIONS = 4096
 """Accusations remembered as told: 64 members with 8 faults in 8 rounds."""
 STATE = b"\x03"
@@ -69,7 +76,7 @@ _T = TypeVar("_T")
 
 
 class Machine(Protocol):
-    """What the host runs: a ``PeerMachine``, or what a test builds around one."""
+    """What the host runs: what ``peer_of`` builds, or what a test builds around it."""
 
     @property
     def application(self) -> Application: ...
@@ -80,15 +87,16 @@ class Machine(Protocol):
 
 
 BuildPeer = Callable[[RunSpec, PeerId, SigningKey, bytes, Mapping[str, Sequence[bytes]]], Machine]
-"""Makes the machine from run, me, voting key, secret and records. Another one than ``PeerMachine``
-is a test switch: an adversary around it."""
+"""Makes the machine from run, me, voting key, secret and records. Another one than ``peer_of`` is a
+test switch: an adversary around it."""
 
 
 class PeerHost:
     """One peer: build it inside a running loop and await ``run()``, which returns an exit code.
 
     ``identity`` authenticates connections, ``voting`` signs, ``secret`` seeds salts and shares;
-    ``link`` is the trainer's socket, None for a peer without one.
+    ``link`` is the trainer's socket, None for a peer without one; ``engine`` takes the place of the
+    ordering engine outside that the run names.
     """
 
     def __init__(
@@ -101,12 +109,14 @@ class PeerHost:
         voting: SigningKey,
         secret: bytes,
         link: Endpoint | None = None,
-        build: BuildPeer = PeerMachine,
+        build: BuildPeer = peer_of,
         listen: tuple[str, int] | None = None,
+        engine: Engine | None = None,
     ) -> None:
         self._run, self._me, self._folder = run, me, folder
         self._identity, self._voting, self._secret = identity, voting, secret
         self._link, self._build, self._listen = link, build, listen
+        self._engine, self._orderer = engine, cast(Orderer | None, None)
         self._recipe = Recipe.of(run)
         self._loop = asyncio.get_running_loop()
         self._done: asyncio.Future[int] = self._loop.create_future()
@@ -134,10 +144,13 @@ class PeerHost:
             self._loop.add_signal_handler(signal.SIGTERM, self._stop, "stopped", "told to stop")
             try:
                 self._begin()
+                await self._begin_ordering()
                 code = await self._done
             finally:
                 if self._timer is not None:
                     self._timer.cancel()
+                if self._orderer is not None:
+                    await self._orderer.stop()
                 await self._close_network()
             return code
 
@@ -147,12 +160,15 @@ class PeerHost:
         self._meter = Meter()
         self._chronicle = Chronicle(self._folder, self._me, self._meter)
         stack.callback(self._chronicle.close)
-        self._logs = {name: AppendLog(self._folder / f"{name}.log") for name in LOGS}
+        names = LOGS if self._run.ledger.kind == "embedded" else LOGS_UNDER_ENGINE
+        self._logs = {name: AppendLog(self._folder / f"{name}.log") for name in names}
         for log in self._logs.values():
             stack.callback(log.close)
             if log.dropped:
                 self._chronicle.notice(f"{log.path.name}: dropped a torn last record")
-        records: Mapping[str, Sequence[bytes]] = {n: list(log) for n, log in self._logs.items()}
+        records = {name: list(log) for name, log in self._logs.items()}
+        saved = load_value(self._folder / APPLICATION, APPLICATION_HINT)
+        records["application"] = [saved] if saved is not None else []
         self._machine = self._build(self._run, self._me, self._voting, self._secret, records)
         self._block_round = self._current_round()
         self._payloads = PayloadStore(self._folder / "payloads")
@@ -215,6 +231,29 @@ class PeerHost:
     def _limit_payloads(self) -> None:
         layout = self._keeper.current().layout
         self._data.limit(self._recipe.codec.max_bytes(layout))
+
+    async def _begin_ordering(self) -> None:
+        """Start the ordering engine outside, if this run has one."""
+        if self._run.ledger.kind == "embedded":
+            return
+        self._orderer = orderer_of(
+            self._run,
+            self._me,
+            self._folder,
+            self._machine.application,
+            identity=self._identity,
+            voting=self._voting,
+            feed=self.feed,
+            notice=self._chronicle.notice,
+            reachable=self._control.connected,
+            engine=self._engine,
+        )
+        await self._orderer.start()
+        self._orderer.failed.add_done_callback(self._engine_failed)
+
+    def _engine_failed(self, failed: asyncio.Future[None]) -> None:
+        if not failed.cancelled() and (error := failed.exception()) is not None:
+            self._fail(error)
 
     def _tell_start(self) -> None:
         run, faults = self._run, self._run.contributor_faults
@@ -319,6 +358,13 @@ class PeerHost:
         asyncio.ensure_future(self._loop.run_in_executor(self._thread, work)).add_done_callback(
             done
         )
+
+    def _order(self, effect: Order) -> None:
+        if self._orderer is not None:
+            self._orderer.order(effect.tx)
+
+    def _save_application(self, effect: SaveApplication) -> None:
+        save_value(self._folder / APPLICATION, effect.record)
 
     # --- what comes in ----------------------------------------------------------------------------
 
@@ -715,5 +761,7 @@ _HANDLERS: dict[type, Callable[[Any, Any], None]] = {
     rounds.Accuse: PeerHost._accused,
     rounds.Waiting: PeerHost._waiting,
     BlockDone: PeerHost._block_done,
+    Order: PeerHost._order,
+    SaveApplication: PeerHost._save_application,
     Suspected: PeerHost._suspected,
 }

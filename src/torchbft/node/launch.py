@@ -106,7 +106,7 @@ def run_node(
     import torch
 
     from torchbft.node.driver import PeerHost
-    from torchbft.protocols.peer import PeerMachine
+    from torchbft.protocols.peer import peer_of
 
     torch.set_num_threads(1)
 
@@ -119,7 +119,7 @@ def run_node(
             voting=mine.voting,
             secret=mine.secret.seed(),
             link=Endpoint(sock) if sock is not None else None,
-            build=build or PeerMachine,
+            build=build or peer_of,
             listen=listen,
         )
         return await peer.run()

@@ -2,7 +2,8 @@
 
 ``Chain`` orders blocks for any number of applications as CometBFT would: four connections to each,
 gossiped transactions, a proposer in turn, proposals judged by all, then ``finalize_block`` and
-``commit``. An application that was away is handed its blocks again after ``info``.
+``commit``. An application that was away is handed its blocks again after ``info``. ``LiveChain``
+does so by itself for the hosts of a swarm.
 """
 
 from __future__ import annotations
@@ -10,13 +11,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torchbft.node.ordering.abci_server import AbciServer, Frames, framed
-from torchbft.node.ordering.calls import Calls
+from torchbft.node.ordering.calls import Calls, init_chain_of
+from torchbft.node.ordering.genesis import genesis_document
 from torchbft.node.ordering.proto import abci_pb2 as pb
+from torchbft.node.ordering.rpc import RpcError
+from torchbft.primitives.runspec import RunSpec
 from torchbft.primitives.wire import encode
 from torchbft.protocols.peer import CommitBlock
 from torchbft.protocols.round.application import Application
@@ -132,26 +137,38 @@ class Site:
 
 
 class Node:
-    """One engine in front of a site, with a mempool that its death empties."""
+    """One engine in front of an application, with a mempool that its death empties."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
         self.mempool: dict[bytes, None] = {}
         self.connections: dict[str, Connection] = {}
+        self.verdict: Any = None
+
+    @property
+    def address(self) -> str:
+        return self.site.address
+
+    @property
+    def genesis(self) -> pb.RequestInitChain:
+        return genesis_call(self.site.genesis)
 
     async def up(self, blocks: Sequence[Sequence[bytes]]) -> None:
         """Connect, shake hands, and hand over the blocks that the application lacks."""
-        for name in CONNECTIONS:
-            self.connections[name] = await Connection.open(self.site.address)
+        opened = {name: await Connection.open(self.address) for name in CONNECTIONS}
+        self.connections = opened
         info = await self.ask("query", "info")
         if not info.last_block_height:
-            await self.ask("consensus", "init_chain", genesis_call(self.site.genesis))
+            await self.ask("consensus", "init_chain", self.genesis)
         for height in range(info.last_block_height + 1, len(blocks) + 1):
             await self.finalize(height, blocks[height - 1])
             await self.ask("consensus", "commit")
 
     async def ask(self, connection: str, kind: str, message: Any = None) -> Any:
-        return await self.connections[connection].ask(kind, message)
+        link = self.connections.get(connection)
+        if link is None:
+            raise Died("it is down")
+        return await link.ask(kind, message)
 
     async def finalize(self, height: int, txs: Sequence[bytes]) -> pb.ResponseFinalizeBlock:
         call = pb.RequestFinalizeBlock(height=height, txs=txs)
@@ -167,7 +184,7 @@ class Node:
 class Chain:
     """Orders blocks for the nodes that are up."""
 
-    def __init__(self, sites: Sequence[Site]) -> None:
+    def __init__(self, sites: Sequence[Site] = ()) -> None:
         self.nodes = [Node(site) for site in sites]
         self.blocks: list[list[bytes]] = []
         self.results: list[list[pb.ResponseFinalizeBlock]] = []
@@ -230,3 +247,127 @@ class Chain:
                 if tx in txs or again.code:
                     del node.mempool[tx]
         return txs
+
+
+class LiveEngine(Node):
+    """What a host starts in the place of CometBFT: a node of a ``LiveChain``."""
+
+    def __init__(self, chain: LiveChain, run: RunSpec, folder: Path) -> None:
+        self.chain, self.rpc, self.process = chain, self, self
+        self.application = str(folder / "abci")
+        self.mempool, self.connections = {}, {}
+        self._genesis = init_chain_of(genesis_document(run))
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.submitted: list[bytes] = []
+
+    @property
+    def address(self) -> str:
+        return f"unix://{self.application}"
+
+    @property
+    def genesis(self) -> pb.RequestInitChain:
+        return self._genesis
+
+    async def start(self) -> None:
+        await self.chain.join(self)
+
+    async def ready(self) -> None:
+        if not self.connections:
+            raise RpcError("the engine does not answer", where="ready")
+
+    async def stop(self) -> None:
+        self.die()
+        self.chain.leave(self)
+
+    async def submit(self, tx: bytes) -> None:
+        """Into the own mempool, and by gossip into all others."""
+        if not self.connections:
+            raise RpcError("the engine does not answer", where="submit")
+        self.submitted.append(tx)
+        self.chain.inbox.put_nowait(tx)
+
+
+class LiveChain(Chain):
+    """Orders whatever its engines are given, until it is closed. A node whose application dies in
+    a call is dead until it is started again; a quorum goes on without it."""
+
+    def __init__(self, quorum: int = 3) -> None:
+        super().__init__()
+        self.quorum = quorum
+        self.inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self.dies: Callable[[Node, str], bool] = lambda node, call: False
+        """Whether a node dies at this call of a block."""
+        self._lock = asyncio.Lock()
+        self._task = asyncio.get_running_loop().create_task(self._live())
+
+    async def join(self, node: LiveEngine) -> None:
+        async with self._lock:
+            try:
+                await node.up(self.blocks)
+            except (Died, OSError):
+                node.die()
+            self.nodes.append(node)
+        self.inbox.put_nowait(None)
+
+    def leave(self, node: LiveEngine) -> None:
+        self.nodes = [other for other in self.nodes if other is not node]
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _live(self) -> None:
+        while True:
+            given = [await self.inbox.get()]
+            while not self.inbox.empty():
+                given.append(self.inbox.get_nowait())
+            async with self._lock:
+                for tx in given:
+                    if tx is not None:
+                        await self._each("check_tx", pb.RequestCheckTx(tx=tx))
+                while len(self.alive) >= self.quorum and any(n.mempool for n in self.alive):
+                    await self._block()
+
+    async def _block(self) -> None:
+        proposer = self.alive[self.turn % len(self.alive)]
+        self.turn += 1
+        height = len(self.blocks) + 1
+        call = pb.RequestPrepareProposal(
+            max_tx_bytes=MAX_BLOCK, txs=list(proposer.mempool), height=height
+        )
+        if not await self._make(proposer, "prepare_proposal", call):
+            return
+        txs = list(proposer.verdict.txs)
+        judged = pb.RequestProcessProposal(txs=txs, height=height)
+        for node in await self._each("process_proposal", judged):
+            assert node.verdict.result == 1, "an honest proposal was refused"
+        if len(self.alive) < self.quorum:
+            return
+        self.blocks.append(txs)
+        final = pb.RequestFinalizeBlock(txs=txs, height=height)
+        await self._each("finalize_block", final)
+        await self._each("commit", pb.Empty())
+        for node in self.alive:
+            left = [tx for tx in node.mempool if tx not in txs]
+            node.mempool = {}
+            for tx in left:
+                await self._make(node, "check_tx", pb.RequestCheckTx(tx=tx))
+
+    async def _each(self, call: str, message: Any) -> list[Node]:
+        """Make a call to all that are up; returns those that answered."""
+        return [node for node in self.alive if await self._make(node, call, message)]
+
+    async def _make(self, node: Node, call: str, message: Any) -> bool:
+        if self.dies(node, call):
+            node.die()
+            return False
+        try:
+            connection = "mempool" if call == "check_tx" else "consensus"
+            node.verdict = await node.ask(connection, call, message)
+        except (Died, OSError):
+            node.die()
+            return False
+        if call == "check_tx" and node.verdict.code == 0:
+            node.mempool[message.tx] = None
+        return True

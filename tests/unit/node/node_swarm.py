@@ -34,7 +34,7 @@ from torchbft.primitives.runspec import (
     Training,
     new_member,
 )
-from torchbft.protocols.peer import PeerMachine
+from torchbft.protocols.peer import peer_of
 from torchbft.tensors.compression import get_codec
 from torchbft.tensors.state import AgreedState
 from torchbft.tensors.update import Update
@@ -114,13 +114,22 @@ class Trainee:
 class LocalSwarm:
     """A run's folder and whichever of its peers are up."""
 
-    def __init__(self, folder: Path, count: int = 4, rounds: int = 3) -> None:
+    def __init__(
+        self, folder: Path, count: int = 4, rounds: int = 3, kind: Any = "embedded"
+    ) -> None:
         names = [PeerId(f"peer-{letter}") for letter in "abcdefg"[:count]]
         self.folder = folder
         self.keys = {name: Keys.create(folder / name) for name in names}
+        ports = free_ports(2 * count)
         members = tuple(
-            new_member(name, self.keys[name].identity, self.keys[name].voting, port=port)
-            for name, port in zip(names, free_ports(count), strict=True)
+            new_member(
+                name,
+                self.keys[name].identity,
+                self.keys[name].voting,
+                port=port,
+                ledger_port=ledger_port,
+            )
+            for name, port, ledger_port in zip(names, ports[::2], ports[1::2], strict=True)
         )
         self.run = RunSpec(
             name="swarm",
@@ -131,7 +140,7 @@ class LocalSwarm:
             data=Data(mode="private"),
             task=Task(start_root=initial_state().root().hex()),
             timing=TIMING,
-            ledger=Ledger(view_timeout=1.0),
+            ledger=Ledger(kind=kind, view_timeout=1.0),
         )
         for name in names:
             self.run = self.run.signed(name, self.keys[name].identity)
@@ -141,7 +150,12 @@ class LocalSwarm:
         self.tasks: dict[PeerId, asyncio.Task[int]] = {}
 
     def up(
-        self, name: PeerId, payload: Payload = honest, build: Any = PeerMachine, **changes: Any
+        self,
+        name: PeerId,
+        payload: Payload = honest,
+        build: Any = peer_of,
+        engine: Any = None,
+        **changes: Any,
     ) -> PeerHost:
         """Start a peer with a trainer of its own, or start it again."""
         ours, theirs = endpoints()
@@ -155,6 +169,7 @@ class LocalSwarm:
             secret=keys.secret.seed(),
             link=ours,
             build=build,
+            engine=engine,
             listen=("127.0.0.1", member.port),
         )
         self.hosts[name] = host

@@ -9,9 +9,10 @@ before it answers: only then may the engine forget the block.
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -39,7 +40,8 @@ BLOCKS_AFTER_SNAPSHOT = 2
 FILTER = "/p2p/filter/"
 """The engine asks whether an address, then whether a node id may connect."""
 
-LEDGER_ID_DIGITS = 40
+MAX_KNOWN = 4096
+"""Transactions of which is remembered that the engine has them: a mempool's worth."""
 
 
 def address_of(public: bytes) -> bytes:
@@ -100,6 +102,14 @@ class Calls:
         self._wait = ProposalWait(application, wait)
         self._block: CommitBlock | None = None
         self._since: float | None = None
+        self.greeted = asyncio.Event()
+        """Set by each engine that shakes hands."""
+        self.known: set[bytes] = set()
+        """Transactions that the engine has asked about since the last block."""
+
+    def lacks(self, tx: bytes) -> bool:
+        """Whether a block could hold a transaction that the engine did not ask about."""
+        return tx not in self.known and self._application.refusal(tx) is None
 
     def arrived(self) -> None:
         """A transaction was admitted, whoever brought it."""
@@ -120,6 +130,8 @@ class Calls:
 
     def _info(self, _: pb.Empty) -> pb.ResponseInfo:
         info = self._application.info()
+        self.known.clear()
+        self.greeted.set()
         return pb.ResponseInfo(
             data="torchbft",
             app_version=self._genesis.consensus_params.version.app,
@@ -140,6 +152,9 @@ class Calls:
     def _check_tx(self, asked: pb.RequestCheckTx) -> pb.ResponseCheckTx:
         result = self._application.check_tx(asked.tx)
         if result.code == CODE_OK:
+            if len(self.known) >= MAX_KNOWN:
+                self.known.clear()
+            self.known.add(asked.tx)
             self.arrived()
         return pb.ResponseCheckTx(code=result.code, log=result.log)
 
@@ -192,6 +207,7 @@ class Calls:
         self._tell(block)
         if self._application.info().last_height != before + 1:
             raise HaltError("this peer is stopping: the block was not committed", where="commit")
+        self.known.clear()
         waits = bool(self._application.pending())
         self._since = asyncio.get_running_loop().time() if waits else None
         return pb.ResponseCommit()
@@ -250,6 +266,37 @@ class Calls:
         if self._application.info().last_height != before:
             self._tell(SnapshotTaken())
         return pb.ResponseVerdict(result=ACCEPT if taken else REJECT_SNAPSHOT)
+
+
+def init_chain_of(document: Mapping[str, Any]) -> pb.RequestInitChain:
+    """The ``init_chain`` that follows from a genesis file, as a value."""
+    params = document["consensus_params"]
+    block, evidence = params["block"], params["evidence"]
+    seconds, nanos = divmod(int(evidence["max_age_duration"]), 10**9)
+    extensions = int(params["abci"]["vote_extensions_enable_height"])
+    return pb.RequestInitChain(
+        chain_id=document["chain_id"],
+        initial_height=int(document["initial_height"]),
+        consensus_params=pb.ConsensusParams(
+            block=pb.BlockParams(max_bytes=int(block["max_bytes"]), max_gas=int(block["max_gas"])),
+            evidence=pb.EvidenceParams(
+                max_age_num_blocks=int(evidence["max_age_num_blocks"]),
+                max_age_duration=pb.Duration(seconds=seconds, nanos=nanos),
+                max_bytes=int(evidence["max_bytes"]),
+            ),
+            validator=pb.ValidatorParams(pub_key_types=params["validator"]["pub_key_types"]),
+            version=pb.VersionParams(app=int(params["version"]["app"])),
+            abci=pb.ABCIParams(vote_extensions_enable_height=extensions),
+        ),
+        validators=[
+            pb.ValidatorUpdate(
+                pub_key=pb.PublicKey(ed25519=base64.b64decode(each["pub_key"]["value"])),
+                power=int(each["power"]),
+            )
+            for each in document["validators"]
+        ],
+        app_state_bytes=json.dumps(document["app_state"]).encode(),
+    )
 
 
 def same_genesis(one: pb.RequestInitChain, other: pb.RequestInitChain) -> bool:
