@@ -418,7 +418,7 @@ class PeerHost:
 
         def ready(_: object) -> None:
             self._limit_payloads()
-            port.begin(self._ended, self._keeper.current())
+            port.begin(self._ended, self._keeper.saved())
             self._state_is_at()
 
         def begin() -> None:
@@ -433,7 +433,7 @@ class PeerHost:
         def stored(root: bytes) -> None:
             self._chronicle.mark(round_, "trained", self._loop.time())
             self._chronicle.contributed(round_, len(payload), message.seconds)
-            port.submitted(round_, self._ended, self._keeper.current())
+            port.submitted(round_, self._ended, self._keeper.saved())
             self.feed(rounds.Trained(round_, len(payload), root, message.trace_root))
 
         self._in_thread(lambda: self._payloads.put(payload, round_), stored)
@@ -613,7 +613,7 @@ class PeerHost:
         self._chronicle.show(phase="train", round=effect.round, waiting_for=(), until=None)
         if self._trainer is not None:
             assigned = Assigned(effect.round, self._positions(effect.assignment))
-            self._trainer.assign(assigned, self._ended, self._keeper.current())
+            self._trainer.assign(assigned, self._ended, self._keeper.saved())
 
     def _positions(self, share: Share) -> Sequence[int] | None:
         if self._run.data.mode == "private":
@@ -718,7 +718,7 @@ class PeerHost:
         )
         self._chronicle.show(force=True, phase=status, waiting_for=(), until=None, root=root)
         if self._trainer is not None and self._keeper.ready:
-            self._trainer.finish(status, reason, self._ended, self._keeper.current())
+            self._trainer.finish(status, reason, self._ended, self._keeper.saved())
 
     def _maybe_linger(self) -> None:
         """Serve those behind for a while after the end."""

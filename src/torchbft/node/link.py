@@ -14,6 +14,7 @@ import struct
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from typing import Annotated
 
 import msgspec
@@ -65,7 +66,8 @@ class Begin(wire.Wire, frozen=True, tag="begin"):
 
 
 class Open(wire.Wire, frozen=True, tag="open"):
-    """Node to trainer: train this round. Blobs: agreed state; positions (int64) if assigned."""
+    """Node to trainer: train this round. Blobs: the agreed state, empty if it is that of the
+    ``Close`` before; positions (int64) if assigned."""
 
     round: wire.Count
     assigned: bool
@@ -137,7 +139,9 @@ class Delivery:
         return data
 
 
-def _shared(data: bytes | memoryview) -> int:
+def _shared(data: bytes | memoryview | BufferedReader) -> int:
+    if isinstance(data, BufferedReader):
+        return os.dup(data.fileno())
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("torchbft", os.MFD_CLOEXEC)
     else:
@@ -168,8 +172,9 @@ class Endpoint:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
 
-    def send(self, message: Message, *blobs: bytes | memoryview) -> None:
-        """Send a header and its blobs; raises HaltError if the other end is gone."""
+    def send(self, message: Message, *blobs: bytes | memoryview | BufferedReader) -> None:
+        """Send a header and its blobs, an open file without a copy; raises HaltError if the
+        other end is gone."""
         body = wire.encode(message)
         descriptors: list[int] = []
         try:

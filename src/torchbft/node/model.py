@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 
 from torchbft.node.storage.checkpoints import Checkpoints
+from torchbft.node.storage.durable import storage_error
 from torchbft.node.storage.payloads import PayloadStore
 from torchbft.primitives.errors import DecodeError, HaltError, MisuseError, StorageError
 from torchbft.primitives.ids import PeerId, Round
@@ -37,6 +39,15 @@ class Applied:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The agreed state and the file that holds it, which stays readable after its name is gone:
+    given to the trainer, so that nobody encodes a model on the event loop."""
+
+    state: AgreedState
+    file: BufferedReader
+
+
 class ModelKeeper:
     """Holds the agreed state after ``state.round`` rounds."""
 
@@ -52,7 +63,7 @@ class ModelKeeper:
         self._start, self._checkpoints = folder / START, checkpoints
         self._updates: dict[bytes, Update] = {}
         self._before: AgreedState | None = None
-        self.state: AgreedState | None = None
+        self._held: Saved | None = None
         self.unusable: list[str] = []
         """One line for each saved state that could not be read."""
 
@@ -62,24 +73,43 @@ class ModelKeeper:
 
     def current(self) -> AgreedState:
         """The agreed state. Raises MisuseError before ``begin`` or ``resume``."""
-        if self.state is None:
+        return self.saved().state
+
+    def saved(self) -> Saved:
+        """The agreed state and its file. Raises MisuseError before ``begin`` or ``resume``."""
+        if self._held is None:
             raise MisuseError("the model is not there yet", where="node")
-        return self.state
+        return self._held
+
+    @property
+    def state(self) -> AgreedState | None:
+        """The agreed state; None before ``begin`` or ``resume``."""
+        return self._held.state if self._held is not None else None
+
+    def _hold(self, state: AgreedState, path: Path) -> None:
+        """Go on with a state that was saved at ``path``."""
+        try:
+            self._held = Saved(state, path.open("rb"))
+        except OSError as error:
+            raise storage_error(error, path, "reading the agreed state") from error
 
     def resume(self) -> bool:
         """Take up the newest usable checkpoint, and the one before it, for others may need that:
         its root may be the newest that is signed. False if there is none: a fresh peer."""
-        saved = self._saved()
-        self.state, self._before = next(saved, None), next(saved, None)
+        saved = self._on_disk()
+        for state, path in saved:
+            self._hold(state, path)
+            self._before = next((before for before, _ in saved), None)
+            break
         return self.ready
 
-    def _saved(self) -> Iterator[AgreedState]:
+    def _on_disk(self) -> Iterator[tuple[AgreedState, Path]]:
         """The states on the disk, newest first; what cannot be read is noted and passed over."""
         paths = [self._checkpoints.path(r) for r in reversed(self._checkpoints.rounds())]
         for path in [*paths, self._start]:
             try:
                 if path.exists():
-                    yield AgreedState.load(path)
+                    yield AgreedState.load(path), path
             except (DecodeError, StorageError) as error:
                 self.unusable.append(str(error))
 
@@ -94,7 +124,7 @@ class ModelKeeper:
                 hint="use the task and the torch version that the run was made with",
             )
         initial.save(self._start)
-        self.state = initial
+        self._hold(initial, self._start)
 
     def inspect(self, root: bytes) -> str | None:
         """Decode a stored payload of at most the codec's bytes (the data plane sees to that); the
@@ -128,18 +158,20 @@ class ModelKeeper:
         for later in self._checkpoints.rounds():
             if later > state.round:
                 self._checkpoints.path(later).unlink(missing_ok=True)
+        path = self._start
         if state.root().hex() == self._run.task.start_root:
-            state.save(self._start)
+            state.save(path)
         else:
-            self._checkpoints.save(Round(state.round), state.save)
-        self._before, self.state = None, state
+            path = self._checkpoints.save(Round(state.round), state.save)
+        self._before = None
+        self._hold(state, path)
         self._updates.clear()
 
     def take_back(self, round_: int) -> bool:
         """Undo a round that votes voided after it was fixed; False if it was not applied here."""
         if self.state is None or self.state.round != round_ + 1:
             return False
-        saved = (state for state in self._saved() if state.round <= round_)
+        saved = (state for state, _ in self._on_disk() if state.round <= round_)
         before = self._before or next(saved, None)
         if before is None:
             return False
@@ -171,7 +203,8 @@ class ModelKeeper:
             before, updates, rule=self._recipe.rule, f=f, outer=self._recipe.outer, ledger=ledger
         )
         root = after.root()
-        self._checkpoints.save(Round(after.round), after.save)
-        self._before, self.state = before, after
+        path = self._checkpoints.save(Round(after.round), after.save)
+        self._before = before
+        self._hold(after, path)
         self._updates.clear()
         return Applied(round_, root, advanced, time.perf_counter() - started)

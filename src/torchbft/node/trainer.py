@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import BufferedReader
 
 import numpy as np
 
@@ -25,8 +26,11 @@ from torchbft.node.link import (
     Over,
     refusal,
 )
+from torchbft.node.model import Saved
 from torchbft.primitives.errors import DecodeError, HaltError
-from torchbft.tensors.state import AgreedState
+
+SAME = b""
+"""In the place of a state that the trainer was told a message before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +93,27 @@ class TrainerPort:
         """Whether nothing is left to tell or to receive."""
         return self._gone or self._told_over
 
-    def begin(self, ended: Callable[[int], Ended], state: AgreedState) -> None:
+    def begin(self, ended: Callable[[int], Ended], state: Saved) -> None:
         """Answer the trainer's ``Hello``; a round may wait for it already, as after a restart."""
         self._begun = True
-        self._send(Begin(state.round), state.encode())
+        self._send(Begin(state.state.round), state.file)
         self._go_on(ended, state)
 
     def refuse(self, error: BaseException) -> None:
         """Answer ``Hello`` with the reason why there is no run."""
         self._send(refusal(error))
 
-    def assign(self, assigned: Assigned, ended: Callable[[int], Ended], state: AgreedState) -> None:
+    def assign(self, assigned: Assigned, ended: Callable[[int], Ended], state: Saved) -> None:
         """A round to train from ``state``; closes the one before, if the trainer waits for it."""
         self._next = assigned
         self._go_on(ended, state)
 
-    def submitted(self, round_: int, ended: Callable[[int], Ended], state: AgreedState) -> None:
+    def submitted(self, round_: int, ended: Callable[[int], Ended], state: Saved) -> None:
         """The trainer handed over a round and waits for its end; it may have ended already."""
         self._submitted = True
         self._go_on(ended, state)
 
-    def finish(
-        self, status: str, reason: str, ended: Callable[[int], Ended], state: AgreedState
-    ) -> None:
+    def finish(self, status: str, reason: str, ended: Callable[[int], Ended], state: Saved) -> None:
         """No further round. A trainer is told at once, in the middle of a round as well, unless
         the run finished without it: then it is answered for its own round first."""
         self._over = Over(status, reason[:MAX_WORDS], "")
@@ -123,33 +125,34 @@ class TrainerPort:
     def gone(self) -> None:
         self._gone = True
 
-    def _go_on(self, ended: Callable[[int], Ended], state: AgreedState) -> None:
+    def _go_on(self, ended: Callable[[int], Ended], state: Saved) -> None:
         if not self.attached or self._told_over:
             return
+        held: bytes | BufferedReader = state.file
         if self._working is not None and self._submitted and self._is_past(self._working):
             end = ended(self._working)
             closed = Close(self._working, end.accepted, end.void, end.reason[:MAX_WORDS])
-            self._send(closed, state.encode())
-            self._working, self._submitted = None, False
+            self._send(closed, held)
+            self._working, self._submitted, held = None, False, SAME
         if self._working is not None:
             return
         if self._over is not None:
             self._told_over = True
-            self._send(self._over, state.encode())
+            self._send(self._over, held)
         elif self._next is not None:
-            self._open(self._next, state)
+            self._open(self._next, held)
             self._next = None
 
     def _is_past(self, round_: int) -> bool:
         return self._over is not None or (self._next is not None and self._next.round > round_)
 
-    def _open(self, assigned: Assigned, state: AgreedState) -> None:
+    def _open(self, assigned: Assigned, held: bytes | BufferedReader) -> None:
         positions = np.asarray(assigned.positions or (), dtype="<i8").tobytes()
         opened = Open(assigned.round, assigned.positions is not None, self._peers)
         self._working, self._submitted = assigned.round, False
-        self._send(opened, state.encode(), positions)
+        self._send(opened, held, positions)
 
-    def _send(self, message: Message, *blobs: bytes) -> None:
+    def _send(self, message: Message, *blobs: bytes | BufferedReader) -> None:
         try:
             self._endpoint.send(message, *blobs)
         except HaltError:

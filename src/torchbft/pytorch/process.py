@@ -129,11 +129,14 @@ class ProcessLink:
 
 
 def _state(delivery: Delivery, like: AgreedState) -> AgreedState:
-    """Read a message's state from shared memory; its layout must be the one this trainer has."""
+    """Read a message's state from shared memory; its layout must be the one this trainer has.
+    Empty memory stands for the state that the message before brought."""
     if not delivery.blobs:
         raise DecodeError("the message lacks its shared memory", where="trainer link")
     try:
-        return AgreedState.decode(delivery.blobs[0].view, like.layout)
+        held = delivery.blobs[0].view
+        same = not held.nbytes and isinstance(delivery.message, Open | Over)
+        return like if same else AgreedState.decode(held, like.layout)
     finally:
         delivery.blobs[0].close()
 

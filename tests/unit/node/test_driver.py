@@ -281,7 +281,7 @@ def test_an_occupied_port_names_its_holder_to_the_trainer_and_leaves_nothing_run
             host = swarm.up(A)
             with pytest.raises(ConfigError, match=f"in use by process {os.getpid()}") as refused:
                 await swarm.tasks.pop(A)
-        assert "choose another port with --listen" in refused.value.hint
+        assert "--listen" in refused.value.hint
         assert not hasattr(host, "_trainer")
         swarm.up(A)
         await swarm.finished()

@@ -6,6 +6,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torchbft.node.link import (
     Submit,
     endpoints,
 )
+from torchbft.node.model import Saved
 from torchbft.node.trainer import Assigned, Ended, TrainerPort
 from torchbft.primitives.errors import ConfigError, HaltError, StorageError
 from torchbft.pytorch.link import RoundOutcome, RoundStart, RunOver
@@ -52,8 +54,9 @@ class Loop:
 class Wired:
     """A port, the trainer's end of its link, and the messages that the port passed on."""
 
-    def __init__(self, state: AgreedState) -> None:
-        self.state = state
+    def __init__(self, state: AgreedState, folder: Path) -> None:
+        self.state, self.folder = state, folder
+        self.saved = self.save(state)
         ours, self.trainer = endpoints()
         self.trainer.socket.settimeout(LIMIT)
         self.loop, self.heard = Loop(), []  # type: ignore[var-annotated]
@@ -62,21 +65,26 @@ class Wired:
         self.port = TrainerPort(ours, self.loop, self.heard.append, ("peer-a", "peer-b"))  # type: ignore[arg-type]
         (self.reader,) = set(threading.enumerate()) - before
 
+    def save(self, state: AgreedState) -> Saved:
+        path = self.folder / "state.safetensors"
+        state.save(path)
+        return Saved(state, path.open("rb"))
+
     def ended(self, round_: int) -> Ended:
         return self.outcomes.get(round_, Ended(True, False, ""))
 
     def assign(self, round_: int, positions: list[int] | None = None) -> None:
-        self.port.assign(Assigned(round_, positions), self.ended, self.state)
+        self.port.assign(Assigned(round_, positions), self.ended, self.saved)
 
     def begin(self) -> None:
-        self.port.begin(self.ended, self.state)
+        self.port.begin(self.ended, self.saved)
         assert isinstance(self.told(), Begin)
 
     def submitted(self, round_: int) -> None:
-        self.port.submitted(round_, self.ended, self.state)
+        self.port.submitted(round_, self.ended, self.saved)
 
     def finish(self, status: str = "finished", reason: str = "") -> None:
-        self.port.finish(status, reason, self.ended, self.state)
+        self.port.finish(status, reason, self.ended, self.saved)
 
     def delivery(self) -> Delivery:
         found = self.trainer.receive()
@@ -99,8 +107,8 @@ class Wired:
 
 
 @pytest.fixture
-def wired(initial: AgreedState) -> Iterator[Wired]:
-    made = Wired(initial)
+def wired(initial: AgreedState, tmp_path: Path) -> Iterator[Wired]:
+    made = Wired(initial, tmp_path)
     yield made
     made.trainer.close()
     made.port.close()
@@ -116,8 +124,17 @@ def test_a_trainer_is_answered_in_the_order_of_a_round(wired: Wired) -> None:
     wired.submitted(0)
     assert wired.quiet(), "the round has not ended"
     wired.assign(1)
-    assert wired.told() == Close(0, True, False, "")
-    assert wired.told() == Open(1, False, ("peer-a", "peer-b"))
+    closed, opened = wired.delivery(), wired.delivery()
+    assert closed.message == Close(0, True, False, "")
+    assert AgreedState.decode(closed.take()).root() == wired.state.root()
+    assert opened.message == Open(1, False, ("peer-a", "peer-b"))
+    assert opened.take() == b"", "the same state is not sent twice"
+
+
+def test_a_state_is_read_after_its_file_is_gone(wired: Wired) -> None:
+    (wired.folder / "state.safetensors").unlink()
+    wired.port.begin(wired.ended, wired.saved)
+    assert AgreedState.decode(wired.delivery().take()).root() == wired.state.root()
 
 
 def test_a_round_that_was_decided_long_ago_is_closed_and_the_newest_opened(wired: Wired) -> None:
