@@ -15,10 +15,11 @@ from torchbft.node.ordering.genesis import chain_id
 from torchbft.node.ordering.home import Home
 from torchbft.node.ordering.process import EngineProcess, Notice
 from torchbft.node.ordering.rpc import Rpc, RpcError
-from torchbft.node.ordering.settings import settings
+from torchbft.node.ordering.settings import bind_host, settings
 from torchbft.node.ordering.signer import SignerServer
 from torchbft.node.ordering.signing import Signer
 from torchbft.node.ordering.signstate import SignState
+from torchbft.node.transports.ports import listening_sockets
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
@@ -93,6 +94,7 @@ class CometEngine:
     async def start(self) -> None:
         """Start the engine and all that belongs to it. Raises ConfigError, StorageError."""
         self._binary = find_binary()
+        await self._check_port()
         state = self._open_state()
         self._signer = Signer(chain_id(self._run), self._voting, state)
         try:
@@ -102,6 +104,13 @@ class CometEngine:
             raise
         server = SignerServer(self._sockets.signer, self._signer, self.rpc.commit, self._notice)
         self._tasks = [asyncio.create_task(server.run()), asyncio.create_task(self._watch())]
+
+    async def _check_port(self) -> None:
+        """Raise ConfigError, which names the holder, where the engine could only end again."""
+        member = self._run.member(self._me)
+        host, port = self._listen or (bind_host(member.host), member.ledger_address[1])
+        for sock in await listening_sockets(host, port):
+            sock.close()
 
     async def ready(self, seconds: float = READY_SECONDS) -> None:
         """Wait until the engine answers calls. Raises RpcError after ``seconds``, HaltError."""

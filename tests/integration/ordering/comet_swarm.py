@@ -1,0 +1,149 @@
+"""CometBFT engines of a run on loopback, each as a node would run it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import pytest
+
+from torchbft.node.ordering.binary import find_binary
+from torchbft.node.ordering.cometbft import CometEngine
+from torchbft.node.ordering.rpc import RpcError
+from torchbft.primitives.errors import ConfigError
+from torchbft.primitives.ids import PeerId
+from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.runspec import Data, Ledger, RunSpec, new_member
+
+SECONDS = 120.0
+"""Bound of any wait on a busy machine; on an idle one nothing here takes ten."""
+PAUSE = 0.05
+
+
+def missing_binary() -> str:
+    """Why these tests cannot run; empty if they can."""
+    try:
+        find_binary()
+    except ConfigError as error:
+        return f"{error} ({error.hint})"
+    return ""
+
+
+needs_cometbft = pytest.mark.skipif(bool(missing_binary()), reason=missing_binary())
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket() for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+async def until(reached: Callable[[], Awaitable[Any]], what: str) -> None:
+    """Wait until an engine answers so that ``reached`` is true."""
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            if await reached():
+                return
+        except RpcError:
+            pass
+        assert time.monotonic() < end, what
+        await asyncio.sleep(PAUSE)
+
+
+class Swarm:
+    """Engines of ``count`` members with CometBFT's own key-value application."""
+
+    def __init__(self, folder: Path, count: int = 4) -> None:
+        self.folder = folder
+        self.names = [PeerId(f"peer-{number}") for number in range(count)]
+        self.identity = {name: SigningKey.generate() for name in self.names}
+        self.voting = {name: SigningKey.generate() for name in self.names}
+        ports = free_ports(2 * count)
+        self.run = RunSpec(
+            name="engines",
+            seed="33" * 32,
+            members=tuple(
+                new_member(
+                    name,
+                    self.identity[name],
+                    self.voting[name],
+                    port=ports[2 * number],
+                    ledger_port=ports[2 * number + 1],
+                )
+                for number, name in enumerate(self.names)
+            ),
+            data=Data(samples=100),
+            ledger=Ledger(kind="cometbft"),
+        )
+        self.run.check()
+        self.told: dict[PeerId, list[str]] = {name: [] for name in self.names}
+        self.engines: dict[PeerId, CometEngine] = {}
+
+    def engine(self, name: PeerId, **options: Any) -> CometEngine:
+        """A member's engine, not started. The last one of each member is kept."""
+        made = CometEngine(
+            self.run,
+            name,
+            self.folder / name,
+            identity=self.identity[name],
+            voting=self.voting[name],
+            notice=self.told[name].append,
+            **{"application": "kvstore", **options},
+        )
+        self.engines[name] = made
+        return made
+
+    async def start(self, *names: PeerId) -> None:
+        """Start these members' engines, or all, and wait until they order transactions."""
+        for name in names or self.names:
+            await self.engine(name).start()
+        for name in names or self.names:
+            await until(lambda name=name: self.in_step(name), f"{name} is not in step")  # type: ignore[misc]
+
+    async def in_step(self, name: PeerId) -> bool:
+        engine = self.engines[name]
+        assert not engine.process.failed.done()
+        return bool(await engine.rpc.connected()) and not await engine.rpc.catching_up()
+
+    async def height(self, name: PeerId) -> int:
+        return await self.engines[name].rpc.height()
+
+    async def order(self, tx: bytes, at: PeerId) -> int:
+        """Have a transaction ordered; returns the height that holds it there."""
+        before = await self.height(at)
+        answer = await self.engines[at].rpc.submit(tx)
+        assert answer.code == 0, answer
+        await until(lambda: self._grown(at, before), "no block")
+        return before + 1
+
+    async def _grown(self, name: PeerId, before: int) -> bool:
+        return await self.height(name) > before
+
+    async def reached(self, height: int, *names: PeerId) -> None:
+        for name in names or self.names:
+            await until(
+                lambda name=name: self._grown(name, height - 1),  # type: ignore[misc]
+                f"{name} is not at {height}: {self.told[name]}",
+            )
+
+    async def stop(self) -> None:
+        for engine in self.engines.values():
+            await engine.stop()
+
+
+def held_port() -> closing[socket]:
+    """A port of loopback that somebody listens on."""
+    sock = socket()
+    sock.bind(("127.0.0.1", 0))
+    sock.listen()
+    return closing(sock)
