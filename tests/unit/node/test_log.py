@@ -47,6 +47,26 @@ def test_records_come_back_in_order_and_after_reopening(path: Path) -> None:
     assert list(read_log(path)) == RECORDS
 
 
+def test_any_record_is_read_by_position_as_it_stands_on_the_disk(path: Path) -> None:
+    write(path, RECORDS[:3])
+    out = AppendLog(path)
+    for record in RECORDS[3:]:
+        out.append(record)
+    assert [out[index] for index in range(len(RECORDS))] == RECORDS
+    assert (out[-1], out[1:4], out[9:]) == (RECORDS[-1], RECORDS[1:4], [])
+    with pytest.raises(IndexError):
+        out[len(RECORDS)]
+    whole = path.read_bytes()
+    path.write_bytes(whole.replace(b"x" * 300, b"x" * 299 + b"y"))
+    assert out[1] == RECORDS[1]
+    with pytest.raises(CorruptLogError, match="damaged"):
+        out[2]
+    path.write_bytes(whole[:-1])
+    with pytest.raises(CorruptLogError, match="cut"):
+        out[-1]
+    out.close()
+
+
 def test_c28_a_log_cut_anywhere_in_its_last_record_opens_and_loses_only_that(path: Path) -> None:
     sizes = write(path, RECORDS)
     whole = path.read_bytes()

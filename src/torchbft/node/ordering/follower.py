@@ -103,7 +103,7 @@ class Follower:
             )
         self._log.append(data)
         self.last = record
-        if self._log.records % SYNC_EVERY == 0:
+        if len(self._log) % SYNC_EVERY == 0:
             self._log.sync()
         self._seen(record)
 

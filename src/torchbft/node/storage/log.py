@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, overload
 
 from torchbft.node.storage.durable import storage_error, sync_folder, write_all
 from torchbft.primitives.digests import DIGEST_BYTES, sha256
@@ -113,16 +114,17 @@ def read_log(path: Path, *, strict: bool = True) -> Iterator[bytes]:
         raise storage_error(error, path, "reading a log") from error
 
 
-class AppendLog:
+class AppendLog(Sequence[bytes]):
     """A log open for appending: one writer, which the folder's lock guarantees.
 
-    ``records`` counts the records; ``dropped`` is the size in bytes of a torn tail that opening
+    A sequence of its records, which are read from the disk and checked anew each time; only their
+    places are in memory, 8 bytes each. ``dropped`` is the size in bytes of a torn tail that opening
     removed. Opening raises CorruptLogError on damage, and StorageError when the disk refuses.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.records = 0
+        self._places = array("Q")
         self._broken: StorageError | None = None
         try:
             fresh = not path.exists()
@@ -143,8 +145,10 @@ class AppendLog:
             scan = _Scan(file, self.path)
             try:
                 scan.magic()
+                place = scan.offset
                 while scan.record() is not None:
-                    self.records += 1
+                    self._places.append(place)
+                    place = scan.offset
             except _Torn:
                 pass
         self._size, self._chain = scan.offset, scan.chain
@@ -176,9 +180,9 @@ class AppendLog:
             failure = storage_error(error, self.path, "writing a record")
             self._take_back(failure)
             raise failure from error
+        self._places.append(self._size)
         self._size += len(framed)
         self._chain = chain
-        self.records += 1
 
     def _usable(self) -> None:
         if self._broken is not None:
@@ -209,7 +213,37 @@ class AppendLog:
         return read_log(self.path)
 
     def __len__(self) -> int:
-        return self.records
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        """Records by position. Raises IndexError, CorruptLogError or StorageError."""
+        if isinstance(index, slice):
+            return [self._read(place) for place in self._places[index]]
+        return self._read(self._places[index])
+
+    def _read(self, place: int) -> bytes:
+        """The record at an offset; the chain before it stands right before it."""
+        try:
+            with self.path.open("rb") as file:
+                scan = _Scan(file, self.path)
+                scan.magic()
+                if place > scan.offset:
+                    file.seek(place - DIGEST_BYTES)
+                    scan.offset, scan.chain = place, file.read(DIGEST_BYTES)
+                record = scan.record()
+        except _Torn:
+            record = None
+        except OSError as error:
+            raise storage_error(error, self.path, "reading a log") from error
+        if record is None:
+            raise CorruptLogError("the log was cut", where=str(self.path), offset=place)
+        return record
 
     def close(self) -> None:
         """Close the file; does not sync. May be called twice."""
