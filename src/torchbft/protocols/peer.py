@@ -21,6 +21,8 @@ from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec
 from torchbft.primitives.wire import encode
+from torchbft.protocols.chain import evidence as chain
+from torchbft.protocols.chain.messages import chain_id_of
 from torchbft.protocols.ledger import machine as ledger
 from torchbft.protocols.ledger import state as ledger_effects
 from torchbft.protocols.ledger.certificates import Validator, ValidatorSet, check_double_vote
@@ -104,10 +106,12 @@ def validators_of(run: RunSpec) -> ValidatorSet:
 
 
 def checks_of(run: RunSpec) -> EvidenceChecks:
-    """All evidence that convicts, the ledger's own included."""
-    run_id = run.run_id
+    """All evidence that convicts, that of whatever orders the blocks included."""
+    run_id, outside = run.run_id, run.ledger.kind == "cometbft"
 
     def double_vote(evidence: Evidence, public: bytes) -> bool:
+        if outside:
+            return chain.check_double_vote(evidence, public, chain_id_of(run_id))
         return check_double_vote(evidence, public, run_id)
 
     return {**OWN_CHECKS, Fault.DOUBLE_VOTE: double_vote}

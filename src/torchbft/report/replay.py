@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from torchbft.node.model import START
 from torchbft.node.storage.checkpoints import Checkpoints
+from torchbft.primitives.abci import FinalizeResult, Misbehaviour
 from torchbft.primitives.errors import DecodeError, StorageError, TorchbftError
 from torchbft.primitives.evidence import Evidence, Fault, Outcome
 from torchbft.primitives.ids import Height, PeerId, Round
 from torchbft.primitives.runspec import RunSpec
 from torchbft.protocols.ledger.certificates import (
     ValidatorSet,
-    check_double_vote,
     convict,
     verify_finalized,
 )
@@ -28,8 +29,9 @@ from torchbft.protocols.ledger.messages import (
     block_digest,
     decode_finalized,
 )
-from torchbft.protocols.peer import application_of
+from torchbft.protocols.peer import application_of, checks_of
 from torchbft.protocols.round.admissible import check_equivocation
+from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.events import (
     Convicted,
     MemberOutcome,
@@ -46,9 +48,35 @@ from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
 
 
+class Ordered(Protocol):
+    """The blocks of all logs together, whatever ordered them: one per height, or a conflict."""
+
+    convicted: set[str]
+    places: dict[int, str]
+    """Heights that some log holds, and where."""
+
+    def add(self, records: Sequence[LogRecord]) -> None:
+        """Check one peer's log of blocks and compare it with the others'."""
+
+    def begin(self, application: Application) -> None:
+        """What comes after is read in order of height, along with this application."""
+
+    def fault(self, height: int) -> str | None:
+        """Why the block does not follow from those before it and what the application made of
+        them."""
+
+    def txs(self, height: int) -> Sequence[bytes]: ...
+
+    def misbehaviour(self, height: int) -> Sequence[Misbehaviour]:
+        """Double votes that the engine reported to the application with the block."""
+
+    def applied(self, height: int, result: FinalizeResult) -> None:
+        """Take what the application made of the block."""
+
+
 @dataclass(slots=True)
 class Chain:
-    """The blocks of all logs together: one per height, or a conflict."""
+    """``Ordered`` of the embedded ledger."""
 
     run_id: bytes
     validators: ValidatorSet
@@ -57,9 +85,9 @@ class Chain:
     blocks: dict[int, FinalizedBlock] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
     convicted: set[str] = field(default_factory=set)
+    app_hash: bytes = b""
 
     def add(self, records: Sequence[LogRecord]) -> None:
-        """Check one peer's log of blocks and compare it with the others'."""
         before: FinalizedBlock | None = None
         for record in records:
             try:
@@ -101,6 +129,22 @@ class Chain:
             f"block {height} differs from the one in {self.places[height]}, both certified;"
             f" this convicts {', '.join(guilty) or 'nobody with the time-outs at hand'}",
         )
+
+    def begin(self, application: Application) -> None:
+        self.app_hash = application.info().last_app_hash
+
+    def fault(self, height: int) -> str | None:
+        true = self.blocks[height].block.app_hash == self.app_hash
+        return None if true else "carries a false application hash"
+
+    def txs(self, height: int) -> Sequence[bytes]:
+        return self.blocks[height].block.txs
+
+    def misbehaviour(self, height: int) -> Sequence[Misbehaviour]:
+        return ()
+
+    def applied(self, height: int, result: FinalizeResult) -> None:
+        self.app_hash = result.app_hash
 
 
 @dataclass(slots=True)
@@ -260,22 +304,23 @@ class Replay:
     convicted: set[str] = field(default_factory=set)
     fixed: dict[int, tuple[RoundState, tuple[Accepted, ...]]] = field(default_factory=dict)
 
-    def through(self, chain: Chain) -> None:
+    def through(self, chain: Ordered) -> None:
         """All blocks from the first on, as far as they go without a gap."""
         application = application_of(self.run)
-        expected = application.info().last_app_hash
-        for height in range(1, len(chain.blocks) + 1):
-            if height not in chain.blocks:
+        chain.begin(application)
+        for height in range(1, len(chain.places) + 1):
+            if height not in chain.places:
                 self.findings.problem(f"block {height}", "no log holds it, but later ones are here")
                 return
-            block, place = chain.blocks[height].block, chain.places[height]
-            if block.app_hash != expected:
-                self.findings.problem(place, f"block {height} carries a false application hash")
+            place, wrong = chain.places[height], chain.fault(height)
+            if wrong:
+                self.findings.problem(place, f"block {height} {wrong}")
                 return
-            self._transactions(block.txs, place)
-            result = application.finalize_block(Height(height), block.txs)
+            txs = chain.txs(height)
+            self._transactions(txs, place)
+            result = application.finalize_block(Height(height), txs, chain.misbehaviour(height))
             application.commit()
-            expected = result.app_hash
+            chain.applied(height, result)
             self.findings.count("blocks")
             for event in result.events:
                 self._event(event, application.state.round_of, place)
@@ -371,9 +416,8 @@ class Replay:
 
     def _convicted(self, evidence: Evidence, place: str) -> None:
         public = bytes.fromhex(self.run.member(evidence.accused).voting)
-        holds = check_equivocation(evidence, public) or check_double_vote(
-            evidence, public, self.run.run_id
-        )
+        check = checks_of(self.run).get(evidence.fault)
+        holds = check is not None and check(evidence, public)
         if holds:
             self.findings.count("convictions")
         else:

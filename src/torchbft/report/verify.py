@@ -2,7 +2,9 @@
 
 1. The run file's signatures; its digest is the run that everything else must name.
 2. Every byte of every log (records are chained), every vote and statement by its signature.
-3. Every block by its certificate of n − f votes, the chain of digests, and that all logs agree.
+3. Every block by its certificate of n − f votes, the chain of digests, and that all logs agree:
+   of the embedded ledger (``blocks.log``), or as CometBFT ordered them (``chain.log``, from which
+   the engine is not needed: ``cometbft.py``).
 4. The rounds, read again from the blocks by the same pure reader: accepted sets, outcomes,
    evidence, application hashes.
 5. Every payload by its root, and every model: aggregated again from the start state, each root
@@ -17,12 +19,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from torchbft.node.model import START
+from torchbft.node.ordering.follower import CHAIN_LOG
 from torchbft.primitives.errors import ConfigError, PreconditionError
 from torchbft.primitives.runspec import RunSpec, load_run
+from torchbft.protocols.ledger.messages import TimeoutCertificate
 from torchbft.protocols.peer import validators_of
+from torchbft.report.cometbft import CometChain
 from torchbft.report.findings import Findings, MemberResult, Problem, Verdict, VerifiedRound
 from torchbft.report.logs import check_payloads, check_statements, check_votes, log_records
-from torchbft.report.replay import Chain, Models, Replay
+from torchbft.report.replay import Chain, Models, Ordered, Replay
 from torchbft.tensors.recipe import Recipe
 
 __all__ = ["MemberResult", "Problem", "Verdict", "VerifiedRound", "verify"]
@@ -45,22 +50,27 @@ def verify(run_dir: Path) -> Verdict:
 
 def _checked(run_dir: Path, run: RunSpec, recipe: Recipe, findings: Findings) -> Replay:
     validators = validators_of(run)
-    chain = Chain(run.run_id, validators, findings)
     folders = [path for path in sorted((run_dir / "peers").glob("*/")) if path.is_dir()]
     payloads: dict[bytes, Path] = {}
+    held: list[TimeoutCertificate] = []
     for folder in folders:
-        chain.timeouts += check_votes(folder / "votes.log", run, validators, findings)
+        held += check_votes(folder / "votes.log", run, validators, findings)
         check_statements(folder / "statements.log", run, findings)
         payloads |= check_payloads(folder / "payloads", findings)
+    chain: Ordered = Chain(run.run_id, validators, findings, held)
+    log = "blocks.log"
+    if run.ledger.kind == "cometbft":
+        chain, log = CometChain(run, findings), CHAIN_LOG
     for folder in folders:
-        chain.add(list(log_records(folder / "blocks.log", findings)))
-    if not chain.blocks:
+        chain.add(list(log_records(folder / log, findings)))
+    if not chain.places:
         findings.problem(str(run_dir / "peers"), "no log holds a finalized block")
     checkpoints = [folder / "checkpoints" for folder in folders]
     models = Models(run, recipe, payloads, checkpoints, findings)
     models.begin([path for folder in folders for path in _starts(folder)])
-    replay = Replay(run, validators, models, findings, convicted=set(chain.convicted))
+    replay = Replay(run, validators, models, findings)
     replay.through(chain)
+    replay.convicted |= chain.convicted
     return replay
 
 

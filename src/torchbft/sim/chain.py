@@ -6,9 +6,11 @@ hold keys may do to one. The order of time is fixed: a block a second, votes a m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
+from nacl import bindings
 
 from torchbft.primitives.abci import Application
 from torchbft.primitives.digests import sha256
@@ -46,6 +48,22 @@ from torchbft.protocols.chain.messages import (
 )
 
 MILLISECOND = 1_000_000
+_ORDER = 2**252 + 27742317777372353535851937790883648493
+_ORDER_8 = bytes.fromhex("26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05")
+"""A point whose eighth multiple is the first to be zero (RFC 8032's curve)."""
+
+
+def crafted_signature(key: SigningKey, message: bytes) -> bytes:
+    """A signature as only the key's holder can make it, with a point of order 8 added to R: the
+    engine and ZIP-215 accept it, and no check without the cofactor does."""
+    spread = hashlib.sha512(key.seed()).digest()
+    secret = int.from_bytes(spread[:32], "little") & (2**254 - 8) | 2**254
+    nonce = int.from_bytes(hashlib.sha512(spread[32:] + message).digest(), "little") % _ORDER
+    point = bindings.crypto_scalarmult_ed25519_base_noclamp(nonce.to_bytes(32, "little"))
+    shifted = bytes(bindings.crypto_core_ed25519_add(point, _ORDER_8))
+    digest = hashlib.sha512(shifted + key.public + message).digest()
+    s = (nonce + int.from_bytes(digest, "little") * secret) % _ORDER
+    return shifted + s.to_bytes(32, "little")
 
 
 class ChainMaker:
@@ -57,6 +75,8 @@ class ChainMaker:
         self.expected = expected_at_start(genesis)
         self.validators = self.expected.next_validators
         self.records: list[ChainRecord] = []
+        self.sign: dict[bytes, Callable[[SigningKey, bytes], bytes]] = {}
+        """How a public key's holder signs, where not honestly."""
 
     def block(
         self,
@@ -146,7 +166,8 @@ class ChainMaker:
     ) -> Vote:
         """A signed vote of a validator whose key is known."""
         text = sign_bytes(self.genesis.chain_id, kind, height, round_, id_, time)
-        signature = self.keys[validator.public].sign_foreign(text)
+        sign = self.sign.get(validator.public, SigningKey.sign_foreign)
+        signature = sign(self.keys[validator.public], text)
         return Vote(kind, height, round_, id_, time, validator.address, 0, signature)
 
     def double_vote(self, validator: Validator, height: int) -> DuplicateVote:

@@ -7,7 +7,6 @@ and Nikolaenko 2020), and 768 of C2SP's CCTV; all as the test data of curve25519
 
 import gzip
 import json
-from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -17,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from torchbft.primitives.keys import SigningKey, verify_bare
 from torchbft.primitives.zip215 import verify_cofactored, verify_zip215
+from torchbft.sim.chain import crafted_signature
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "ed25519_edges.json.gz"
 EDGES = [
@@ -26,8 +26,6 @@ EDGES = [
 ORDER = 2**252 + 27742317777372353535851937790883648493
 EVERY = {"zip215": 3, "speccheck": 1, "cctv": 9}
 """Of the sets that are built the same way over and over, a spread is enough for each run."""
-
-Crafted = Callable[[SigningKey, bytes], bytes]
 
 
 def some(source: str) -> list[tuple[bytes, bytes, bytes, bool]]:
@@ -90,9 +88,9 @@ def test_other_lengths_never_raise(length: int) -> None:
     assert not verify_cofactored(bytes(length), b"", bytes(64))
 
 
-def test_what_zip215_accepts_and_openssl_refuses(crafted: Crafted) -> None:
+def test_what_zip215_accepts_and_openssl_refuses() -> None:
     key, message = SigningKey.derive(bytes(32), "crafty"), b"a vote"
-    signature = crafted(key, message)
+    signature = crafted_signature(key, message)
     with pytest.raises(InvalidSignature):
         Ed25519PublicKey.from_public_bytes(key.public).verify(signature, message)
     assert not verify_bare(key.public, message, signature)

@@ -14,13 +14,14 @@ import torch
 from torchbft.attacks import registry
 from torchbft.attacks.agents.liar import builder
 from torchbft.node.model import START
+from torchbft.node.ordering.follower import CHAIN_LOG
 from torchbft.node.storage.checkpoints import Checkpoints
 from torchbft.node.storage.log import AppendLog
 from torchbft.primitives.digests import payload_root, sha256
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.keys import SigningKey
-from torchbft.primitives.runspec import Data, RunSpec, Task, Training, dump_run, new_member
+from torchbft.primitives.runspec import Data, Ledger, RunSpec, Task, Training, dump_run, new_member
 from torchbft.primitives.trace import (
     Accused,
     BlockFinalized,
@@ -33,10 +34,14 @@ from torchbft.primitives.trace import (
     RunStarted,
     TraceWriter,
 )
-from torchbft.protocols.peer import PeerMachine
+from torchbft.primitives.wire import encode
+from torchbft.protocols.ledger.messages import decode_finalized
+from torchbft.protocols.peer import PeerMachine, application_of
 from torchbft.protocols.round import interface
 from torchbft.protocols.round.state import Phase as LedgerPhase
+from torchbft.report.cometbft import genesis_of
 from torchbft.report.replay import fields_after
+from torchbft.sim.chain import ChainMaker
 from torchbft.sim.cluster import Cluster, Records
 from torchbft.sim.network import Conditions, Network
 from torchbft.tensors.advance import advance
@@ -161,13 +166,16 @@ class SimulatedRun:
     """Hosts ``PeerMachine`` s, does their payloads and models, and writes what a node would.
 
     ``spoilt``: rounds in which the liar's payload holds NaN. ``attack``: the agent that the liar's
-    machine is given to.
+    machine is given to. ``engine``: what the run file names; ``write`` has the blocks as that would
+    have left them, though the simulated ledger ordered them.
     """
 
     def __init__(
-        self, rounds: int = 3, *, spoilt: tuple[int, ...] = (), attack: str = "", seed: int = 1
-    ) -> None:
+        self, rounds: int = 3, *, spoilt: tuple[int, ...] = (), attack: str = "", seed: int = 1,
+        engine: str = "embedded",
+    ) -> None:  # fmt: skip
         self.spoilt = spoilt
+        self.engine = engine
         self.attack = attack
         self.keys = {name: SigningKey.derive(bytes(32), name) for name in VERIFIED}
         self.voting = {name: SigningKey.derive(bytes(32), name + "/voting") for name in VERIFIED}
@@ -190,7 +198,11 @@ class SimulatedRun:
         spec = RunSpec(
             name="tiny",
             seed="22" * 32,
-            members=tuple(new_member(n, self.keys[n], self.voting[n]) for n in VERIFIED),
+            members=tuple(
+                new_member(n, self.keys[n], self.voting[n], port=7000 + 10 * i)
+                for i, n in enumerate(VERIFIED)
+            ),
+            ledger=Ledger(kind=self.engine),
             training=Training(rounds=rounds, inner_steps=2, batch_size=4),
             data=Data(samples=64),
         )
@@ -283,6 +295,8 @@ class SimulatedRun:
                 for record in records:
                     written.append(record)
                 written.close()
+            if self.engine == "cometbft":
+                self._reordered(folder)
             self.start.save(folder / START)
             for root, payload in self.payloads.items():
                 path = folder / "payloads" / str(self.rounds[root]) / root.hex()
@@ -292,6 +306,33 @@ class SimulatedRun:
                 Round(self.states[name].round), self.states[name].save
             )
         return run_dir
+
+    def chain(self, peer: str = "peer-a") -> ChainMaker:
+        """The same blocks as CometBFT would have made them, signed by all four."""
+        application = application_of(self.spec)
+        maker = ChainMaker(
+            genesis_of(self.spec, application.info().last_app_hash), self.voting.values()
+        )
+        records = self.cluster.nodes[PeerId(peer)].disk.read()["blocks"]
+        maker.drive(application, [decode_finalized(record).block.txs for record in records])
+        return maker
+
+    def _reordered(self, folder: Path) -> None:
+        """Replace the embedded ledger's logs by the follower's."""
+        for name in ("blocks.log", "votes.log"):
+            (folder / name).unlink()
+        written = AppendLog(folder / CHAIN_LOG)
+        for record in self.chain().records:
+            written.append(encode(record))
+        written.close()
+
+
+@pytest.fixture(scope="session")
+def ordered_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[SimulatedRun, Path]:
+    """The same as ``proven`` under CometBFT: the run and its folder; do not change it."""
+    run = SimulatedRun(3, spoilt=(1,), engine="cometbft")
+    run.run()
+    return run, run.write(tmp_path_factory.mktemp("ordered"))
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from torchbft.node.ordering.proto import abci_pb2 as pb
 from torchbft.primitives.abci import CODE_OK, Misbehaviour, Snapshot, ValidatorUpdate
 from torchbft.primitives.errors import HaltError, MisuseError
 from torchbft.primitives.ids import Height
+from torchbft.protocols.chain.messages import address_of
 from torchbft.protocols.peer import CommitBlock, SnapshotTaken
 from torchbft.protocols.round.application import Application, proposal_complete
 
@@ -42,11 +42,6 @@ FILTER = "/p2p/filter/"
 
 MAX_KNOWN = 4096
 """Transactions of which is remembered that the engine has them: a mempool's worth."""
-
-
-def address_of(public: bytes) -> bytes:
-    """How the engine names a voting key."""
-    return hashlib.sha256(public).digest()[:20]
 
 
 class ProposalWait:

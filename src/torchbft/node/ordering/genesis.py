@@ -8,24 +8,24 @@ folder refuses others, and the application refuses an ``init_chain`` that says a
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from typing import Any
 
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.runspec import Member, RunSpec
 from torchbft.primitives.wire import encode
+from torchbft.protocols.chain.messages import address_of, chain_id_of
 from torchbft.protocols.round.state import GenesisConfig
 
 GENESIS_TIME = "2024-01-01T00:00:00Z"
 """Fixed, and past: an empty time means "now" and differs at each member, one that lies ahead makes
 the engine wait for it in silence."""
-CHAIN_ID_DIGITS = 40
-"""Of the run id's 64: an id of a chain has at most 50 characters."""
 POWER_OF_A_SEAT = 10
 """With 1 the engine's integer rounding lets one validator with a stale clock stall heights."""
 MAX_BLOCK_BYTES = 1 << 20
 """As the embedded ledger's: only small statements go into blocks."""
+MAX_GAS = -1
+"""No limit: nothing here is paid for in gas."""
 MAX_TX_BYTES = 64 * 1024
 """An item has at most 4 KiB; evidence with two of them and a conviction fit many times over."""
 EVIDENCE_BLOCKS = 100_000
@@ -39,12 +39,12 @@ APP_VERSION = 1
 
 def chain_id(run: RunSpec) -> str:
     """The name under which CometBFT signs everything of this run."""
-    return run.run_id.hex()[:CHAIN_ID_DIGITS]
+    return chain_id_of(run.run_id)
 
 
 def validator_address(public: bytes) -> str:
     """How CometBFT names a voting key: 40 upper-case hexadecimal digits."""
-    return hashlib.sha256(public).hexdigest()[:CHAIN_ID_DIGITS].upper()
+    return address_of(public).hex().upper()
 
 
 def genesis_document(run: RunSpec) -> dict[str, Any]:
@@ -54,7 +54,7 @@ def genesis_document(run: RunSpec) -> dict[str, Any]:
         "chain_id": chain_id(run),
         "initial_height": "1",
         "consensus_params": {
-            "block": {"max_bytes": str(MAX_BLOCK_BYTES), "max_gas": "-1"},
+            "block": {"max_bytes": str(MAX_BLOCK_BYTES), "max_gas": str(MAX_GAS)},
             "evidence": {
                 "max_age_num_blocks": str(EVIDENCE_BLOCKS),
                 "max_age_duration": str(EVIDENCE_NANOSECONDS),

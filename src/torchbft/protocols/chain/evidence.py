@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from torchbft.primitives.abci import Misbehaviour
 from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.evidence import Evidence, Fault
-from torchbft.primitives.ids import PeerId
+from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import Wire, decode, encode
 from torchbft.primitives.zip215 import verify_zip215
 from torchbft.protocols.chain.hashes import sign_bytes
@@ -25,9 +26,9 @@ from torchbft.protocols.chain.messages import (
     Commit,
     DuplicateVote,
     Flag,
-    Validator,
     Vote,
     VoteKind,
+    address_of,
 )
 
 
@@ -70,10 +71,9 @@ def check_double_vote(evidence: Evidence, public: bytes, chain_id: str) -> bool:
         one, two = (decode(data, SignedVote) for data in evidence.statements)
     except DecodeError:
         return False
-    owner = Validator(public, 1).address
     return (
         one.chain_id == two.chain_id == chain_id
-        and one.vote.address == owner
+        and one.vote.address == address_of(public)
         and one.vote.height == evidence.round
         and contradict(one.vote, two.vote)
         and all(said.vote == _bare(said.vote) for said in (one, two))
@@ -104,6 +104,16 @@ def evidence_in(record: ChainRecord, names: Mapping[bytes, PeerId]) -> list[Evid
         for one in record.evidence
         if isinstance(one, DuplicateVote) and one.first.address in names
     ]
+
+
+def misbehaviour_in(record: ChainRecord, keys: Mapping[bytes, bytes]) -> tuple[Misbehaviour, ...]:
+    """What the engine reports to the application with a block: double votes of the keys that
+    ``keys`` gives by address."""
+    return tuple(
+        Misbehaviour(keys[one.first.address], Height(one.first.height))
+        for one in record.evidence
+        if isinstance(one, DuplicateVote) and one.first.address in keys
+    )
 
 
 def votes_of(commit: Commit) -> list[Vote]:

@@ -41,6 +41,11 @@ def chain_id_of(run_id: bytes) -> str:
     return run_id.hex()[:CHAIN_ID_DIGITS]
 
 
+def address_of(public: bytes) -> bytes:
+    """How the engine names a validator's key: 20 bytes of its sha256."""
+    return hashlib.sha256(public).digest()[:ADDRESS_BYTES]
+
+
 class Flag(IntEnum):
     """What a validator's place in a commit holds (``BlockIDFlag``)."""
 
@@ -121,8 +126,8 @@ class Validator(Wire, frozen=True):
 
     @property
     def address(self) -> bytes:
-        """The first 20 bytes of the key's sha256."""
-        return hashlib.sha256(self.public).digest()[:ADDRESS_BYTES]
+        """How commits and evidence name it."""
+        return address_of(self.public)
 
 
 class Vote(Wire, frozen=True):

@@ -11,9 +11,10 @@ import pytest
 from fake_engine import LIMIT, Chain, Connection, Node, Site
 from round_world import World
 
-from torchbft.node.ordering.calls import DUPLICATE_VOTE, address_of
+from torchbft.node.ordering.calls import DUPLICATE_VOTE
 from torchbft.node.ordering.proto import abci_pb2 as pb
 from torchbft.primitives.abci import FinalizeResult, Misbehaviour, TxResult, ValidatorUpdate
+from torchbft.protocols.chain.messages import address_of
 from torchbft.protocols.peer import CommitBlock, SnapshotTaken
 
 FOREVER = 10.0 * LIMIT
