@@ -263,23 +263,6 @@ def test_a_false_header_that_a_quorum_signed_is_found(
     assert any(says in problem.what for problem in findings.problems)
 
 
-def test_transactions_in_an_order_that_a_quorum_signed_have_other_results(
-    ordered_run: Ordered,
-) -> None:
-    """The digest of the state stands in the results, so that a header cannot hide the order."""
-    run = ordered_run[0]
-    height = next(i for i, txs in enumerate(blocks_of(run), 1) if len(txs) > 2)
-    maker, application = begun(run, height)
-    turned, _ = begun(run, height - 1)
-    turned.block(blocks_of(run)[height - 1][::-1])
-    turned.expected = maker.expected
-    turned.block(blocks_of(run)[height])
-    assert application.info().last_height == height
-    findings, _ = verified(run, turned)
-    says = f"block {height + 1} carries a false hash of the results of the block before"
-    assert [problem.what for problem in findings.problems] == [says]
-
-
 @pytest.mark.parametrize("change", ["fewer", "power", "key", "time"])
 def test_the_genesis_is_the_run_files(ordered_run: Ordered, change: str) -> None:
     run = ordered_run[0]
