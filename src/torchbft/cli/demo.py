@@ -8,13 +8,22 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import msgspec
 import typer
 
 from torchbft import attacks
-from torchbft.cli.local import Local, Plan, create, fresh_folder, phase_of, run_swarm
+from torchbft.cli.local import (
+    ENGINES,
+    EngineName,
+    Local,
+    Plan,
+    create,
+    fresh_folder,
+    phase_of,
+    run_swarm,
+)
 from torchbft.cli.options import (
     A_TASK,
     DEFAULT_CODEC,
@@ -70,7 +79,9 @@ def demo(
     alpha: Annotated[
         float, typer.Option(help="Private Dirichlet shards of this parameter; 0: public data.")
     ] = 0.0,
-    ledger: Annotated[str, typer.Option(help="Ordering engine: embedded.")] = "embedded",
+    ledger: Annotated[
+        str, typer.Option(help="Ordering engine: embedded or cometbft.")
+    ] = "embedded",
     encrypt: Annotated[bool, typer.Option(help="Encrypt payloads (the ledger always is).")] = True,
     references: Annotated[
         bool, typer.Option(help="Also train the trusted references, to compare.")
@@ -90,10 +101,14 @@ def demo(
 
     Example: torchbft demo --attack alie --byzantine 2 --json
     """
-    if ledger != "embedded":
+    if ledger not in ENGINES:
         raise ConfigError(
-            f"the ordering engine {ledger!r} is not there yet", hint="--ledger embedded"
+            f"no ordering engine is called {ledger!r}", hint=f"--ledger {' or '.join(ENGINES)}"
         )
+    if ledger == "cometbft":
+        from torchbft.node.ordering.binary import find_binary
+
+        find_binary()  # what is missing is told before a folder is touched
     if attack not in NO_ATTACK:
         attacks.get(attack)  # a name that is not known is told before a folder is touched
     folder = fresh_folder(out, "demo")
@@ -109,6 +124,7 @@ def demo(
         rule=rule,
         codec=codec,
         encrypt=encrypt,
+        kind=cast(EngineName, ledger),
         alpha=alpha,
     )
     result = run_demo(plan, attack, byzantine, strength=strength, references=references)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 
@@ -45,6 +45,10 @@ that has finished serves them (``driver.LINGER_SECONDS``)."""
 POLL_SECONDS = 0.1
 
 
+EngineName = Literal["embedded", "cometbft"]
+ENGINES = get_args(EngineName)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What swarm to make. ``seed`` fixes data order, start model and who lies."""
@@ -60,7 +64,7 @@ class Plan:
     rule: str = DEFAULT_RULE
     codec: str = DEFAULT_CODEC
     encrypt: bool = True
-    kind: Literal["embedded", "cometbft"] = "embedded"
+    kind: EngineName = "embedded"
     alpha: float = 0.0
     """Dirichlet parameter of private shards; 0 means assigned public data."""
 
@@ -105,8 +109,8 @@ def create(plan: Plan) -> Local:
     task = load_task(plan.task)
     keys = {name: Keys.generate() for name in plan.names}
     members = tuple(
-        new_member(name, mine.identity, mine.voting, port=port)
-        for (name, mine), port in zip(keys.items(), free_ports(plan.peers), strict=True)
+        new_member(name, mine.identity, mine.voting, **ports)
+        for (name, mine), ports in zip(keys.items(), _ports(plan), strict=True)
     )
     run = _run_of(plan, members)
     shards = _shards(plan, task)
@@ -118,6 +122,14 @@ def create(plan: Plan) -> Local:
         mine.save(plan.out / "peers" / name)
     (plan.out / "run.toml").write_text(dump_run(run))
     return Local(plan, run, task, keys, shards)
+
+
+def _ports(plan: Plan) -> list[dict[str, int]]:
+    """Ports of each member: the node's, and its CometBFT's if there is one."""
+    if plan.kind == "embedded":
+        return [{"port": port} for port in free_ports(plan.peers)]
+    free = iter(free_ports(2 * plan.peers))
+    return [{"port": port, "ledger_port": next(free)} for port in free]
 
 
 def _run_of(plan: Plan, members: tuple[Any, ...]) -> RunSpec:

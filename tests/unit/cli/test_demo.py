@@ -687,7 +687,7 @@ def test_options_become_a_plan(torchbft: Torchbft, asked: list[Any], tmp_path: P
     ran = torchbft(
         "demo", "--data", "kjv", "--attack", "alie", "--byzantine", 1, "--peers", 5, "--rounds", 3,
         "--inner-steps", 4, "--seed", 9, "--strength", 1.5, "--rule", "median", "--codec", "int8",
-        "--alpha", 0.5, "--no-encrypt", "--no-references", "--out", tmp_path / "x", "--json",
+        "--alpha", 0.5, "--ledger", "embedded", "--no-encrypt", "--no-references", "--out", tmp_path / "x", "--json",
     )  # fmt: skip
     assert ran.code == 0
     ((plan, attack, byzantine), options) = asked[0]
@@ -715,7 +715,7 @@ def test_an_attack_that_is_not_known_costs_no_folder(
     assert asked == []
 
 
-@pytest.mark.parametrize("arguments", [("--ledger", "cometbft"), ("--peers", 0), ("--rounds", 0),
+@pytest.mark.parametrize("arguments", [("--ledger", "raft"), ("--peers", 0), ("--rounds", 0),
                                        ("--byzantine", -1), ("--seed", -1)])  # fmt: skip
 def test_what_cannot_be_asked_is_one_line(
     torchbft: Torchbft, asked: list[Any], arguments: tuple[object, ...]
@@ -723,6 +723,18 @@ def test_what_cannot_be_asked_is_one_line(
     ran = torchbft("demo", *arguments)
     assert ran.code == 2
     assert [line.split(":")[0] for line in ran.err.splitlines()] == ["error", "hint"]
+    assert asked == []
+
+
+def test_an_engine_that_is_not_installed_costs_no_folder(
+    torchbft: Torchbft, asked: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run.toml").touch()
+    monkeypatch.setenv("TORCHBFT_COMETBFT", str(tmp_path / "nowhere"))
+    ran = torchbft("demo", "--out", tmp_path, "--force", "--ledger", "cometbft")
+    assert ran.code == 2
+    assert "make cometbft" in ran.err
+    assert (tmp_path / "run.toml").exists()
     assert asked == []
 
 

@@ -182,6 +182,14 @@ def test_members_listen_on_ports_of_their_own(plan: Plan) -> None:
     assert {member.host for member in members} == {"127.0.0.1"}
 
 
+def test_under_cometbft_each_engine_has_a_port_of_its_own_as_well(plan: Plan) -> None:
+    made = create(replace(plan, kind="cometbft"))
+    assert made.run.ledger.kind == "cometbft"
+    ports = {member.port for member in made.run.members}
+    ports |= {member.ledger_address[1] for member in made.run.members}
+    assert len(ports) == 8
+
+
 def test_a_folder_is_the_one_asked_for_or_a_new_one(tmp_path: Path) -> None:
     assert fresh_folder(tmp_path, "demo") == tmp_path
     first, second = fresh_folder(None, "demo"), fresh_folder(None, "demo")

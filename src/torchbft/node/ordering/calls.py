@@ -99,6 +99,8 @@ class Calls:
         self._since: float | None = None
         self.greeted = asyncio.Event()
         """Set by each engine that shakes hands."""
+        self.committed = asyncio.Event()
+        """Set by each block."""
         self.known: set[bytes] = set()
         """Transactions that the engine has asked about since the last block."""
 
@@ -203,6 +205,7 @@ class Calls:
         if self._application.info().last_height != before + 1:
             raise HaltError("this peer is stopping: the block was not committed", where="commit")
         self.known.clear()
+        self.committed.set()
         waits = bool(self._application.pending())
         self._since = asyncio.get_running_loop().time() if waits else None
         return pb.ResponseCommit()

@@ -16,7 +16,9 @@ from typing import Any, Protocol
 from torchbft.node.ordering.abci_server import AbciServer
 from torchbft.node.ordering.calls import Calls, init_chain_of
 from torchbft.node.ordering.cometbft import CometEngine
-from torchbft.node.ordering.genesis import POWER_OF_A_SEAT, genesis_document
+from torchbft.node.ordering.follower import CHAIN_LOG, Follower
+from torchbft.node.ordering.genesis import POWER_OF_A_SEAT, chain_id, genesis_document
+from torchbft.node.ordering.rpc import RpcError
 from torchbft.primitives.errors import TorchbftError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
@@ -36,6 +38,13 @@ GOSSIP_SECONDS = 0.1
 
 RETRY_SECONDS = 0.25
 """Between attempts while the engine is starting."""
+
+
+FOLLOW_SECONDS = 0.5
+"""Between looks at the chain: one call fetches all that is new."""
+
+EXPORT_SECONDS = 5.0
+"""For the last commit, before the engine is stopped."""
 
 
 class Submits(Protocol):
@@ -76,8 +85,10 @@ class Orderer:
         calls: Calls,
         feed: Callable[[object], None],
         notice: Callable[[str], None],
+        follower: Follower | None = None,
     ) -> None:
         self._engine, self._calls, self._feed, self._notice = engine, calls, feed, notice
+        self._follower = follower
         self._server = AbciServer(calls.answer, self._told)
         self._queue: dict[bytes, None] = {}
         self._more = asyncio.Event()
@@ -98,7 +109,9 @@ class Orderer:
         await self._server.open(self._engine.application)
         await self._engine.start()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._hand_over()), loop.create_task(self._announce())]
+        self._tasks = [
+            loop.create_task(each) for each in (self._hand_over(), self._announce(), self._follow())
+        ]
 
     async def stop(self) -> None:
         """End the engine, and only then the application. May be called twice."""
@@ -106,6 +119,9 @@ class Orderer:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
+        if self._follower is not None:
+            with suppress(TorchbftError, TimeoutError):  # told before, or an engine that is down
+                await self._follower.close(EXPORT_SECONDS)
         await self._engine.stop()
         await self._server.close()
 
@@ -124,6 +140,22 @@ class Orderer:
             with suppress(TorchbftError):  # it died again, and will greet again
                 await self._engine.ready()
                 self._feed(EngineStarted())
+
+    async def _follow(self) -> None:
+        """Keep the log of the chain up with the engine's blocks."""
+        told = ""
+        while self._follower is not None:
+            await self._calls.committed.wait()
+            self._calls.committed.clear()
+            try:
+                await self._follower.catch_up()
+            except RpcError:
+                pass  # it is starting or ending: what is missing is fetched with the next block
+            except TorchbftError as error:
+                if str(error) != told:
+                    told = str(error)
+                    self._notice(f"the log of the chain does not grow: {error}; {error.hint}")
+            await asyncio.sleep(FOLLOW_SECONDS)
 
     async def _hand_over(self) -> None:
         while True:
@@ -178,7 +210,10 @@ def orderer_of(
         tell=feed,
         seat_power=POWER_OF_A_SEAT,
     )
-    below = engine or CometEngine(
+    if engine is not None:
+        return Orderer(engine, calls, feed, notice)
+    comet = CometEngine(
         run, me, folder, identity=identity, voting=voting, notice=notice, reachable=reachable
     )
-    return Orderer(below, calls, feed, notice)
+    follower = Follower(folder / CHAIN_LOG, comet.rpc, chain_id(run))
+    return Orderer(comet, calls, feed, notice, follower)
