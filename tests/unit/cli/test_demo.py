@@ -687,7 +687,7 @@ def test_options_become_a_plan(torchbft: Torchbft, asked: list[Any], tmp_path: P
     ran = torchbft(
         "demo", "--data", "kjv", "--attack", "alie", "--byzantine", 1, "--peers", 5, "--rounds", 3,
         "--inner-steps", 4, "--seed", 9, "--strength", 1.5, "--rule", "median", "--codec", "int8",
-        "--alpha", 0.5, "--ledger", "embedded", "--no-encrypt", "--no-references", "--out", tmp_path / "x", "--json",
+        "--alpha", 0.5, "--no-encrypt", "--no-references", "--out", tmp_path / "x", "--json",
     )  # fmt: skip
     assert ran.code == 0
     ((plan, attack, byzantine), options) = asked[0]
