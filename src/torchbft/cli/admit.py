@@ -131,6 +131,9 @@ def _tell(run: RunSpec, *, as_json: bool) -> None:
     else:
         say(f"signed by {len(signed)}, {need} needed; not yet by {', '.join(missing)}")
         say("hint: send run.toml round; each member runs: torchbft admit run.toml")
+    if run.ledger.kind == "embedded" and len({member.host for member in run.members}) > 1:
+        say("note: members stand on different hosts, and the ledger is the embedded one; between")
+        say('owners set kind = "cometbft" under [ledger], and let all sign: docs/engines.md')
     data = {
         "run_id": run.run_id.hex(),
         "members": [member.name for member in run.members],

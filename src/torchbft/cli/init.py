@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import tomli_w
@@ -15,6 +15,7 @@ from torchbft.cli.options import (
     A_TASK,
     DEFAULT_CODEC,
     DEFAULT_RULE,
+    ENGINES,
     CodecName,
     InnerSteps,
     Rounds,
@@ -22,11 +23,14 @@ from torchbft.cli.options import (
 )
 from torchbft.cli.output import Json, emit, say
 from torchbft.node.launch import KEY_FILES, Keys
+from torchbft.node.transports.ports import is_loopback
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId, parse_peer_id
 from torchbft.primitives.runspec import (
     Aggregation,
     Data,
+    EngineName,
+    Ledger,
     RunSpec,
     Task,
     Training,
@@ -36,7 +40,21 @@ from torchbft.primitives.runspec import (
 )
 
 DEFAULT_PORT = 7700
-OF_A_NEW_RUN = ("title", "task", "private", "samples", "rounds", "inner_steps", "rule", "codec")
+ON_HOSTS = (
+    "the ledger is CometBFT, because {host} is reached from other machines: between owners nobody"
+    " should have to trust an engine that we wrote ourselves"
+)
+OF_A_NEW_RUN = (
+    "title",
+    "task",
+    "private",
+    "samples",
+    "rounds",
+    "inner_steps",
+    "rule",
+    "codec",
+    "ledger",
+)
 """Options that describe a run, not a member."""
 
 
@@ -58,6 +76,13 @@ def init(
     inner_steps: InnerSteps = 20,
     rule: RuleName = DEFAULT_RULE,
     codec: CodecName = DEFAULT_CODEC,
+    ledger: Annotated[
+        str, typer.Option(help=f"Ordering engine: {' or '.join(ENGINES)}; default by --host.")
+    ] = "",
+    ledger_port: Annotated[
+        int,
+        typer.Option(help="Port of CometBFT; default: one above --port.", min=0, max=65_535),
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Make this member's keys, and a run file if there is none.
@@ -71,13 +96,15 @@ def init(
     """
     parse_peer_id(name)
     _check_names(rule, codec)
+    kind = engine_for(host, ledger)
     created = not run_file.exists()
     run = load_run(run_file) if not created else None
     if run is not None:
         _check_of_this_run(context, run, run_file)
     folder = run_file.parent / "peers" / name
     keys = Keys.create(folder)
-    member = new_member(name, keys.identity, keys.voting, host=host, port=port)
+    place: dict[str, Any] = {"host": host, "port": port, "ledger_port": ledger_port}
+    member = new_member(name, keys.identity, keys.voting, **place)
     write_whole(folder / "member.toml", tomli_w.dumps(msgspec.to_builtins(member)))
     if run is None:
         bare = RunSpec(
@@ -87,10 +114,13 @@ def init(
             data=Data(mode="private") if private else Data(samples=samples),
             training=Training(rounds=rounds, inner_steps=inner_steps),
             aggregation=Aggregation(rule=rule, codec=codec),
+            ledger=Ledger(kind=kind),
         )
         run = _with_code(bare, task).signed(name, keys.identity)
         write_whole(run_file, dump_run(run))
         say(f"wrote {run_file}; give it to the others: torchbft request {run_file}")
+        if not ledger and kind == "cometbft":
+            say(f"note: {ON_HOSTS.format(host=host)}; --ledger embedded overrides this")
     else:
         say(f"{run_file} is there; to be admitted to it: torchbft request {run_file}")
     told = {
@@ -100,8 +130,21 @@ def init(
         "run_file": str(run_file),
         "run_id": run.run_id.hex(),
         "created_run": created,
+        "ledger": run.ledger.kind,
     }
     emit(told, as_json=as_json, text=f"{name} {member.identity}")
+
+
+def engine_for(host: str, asked: str) -> EngineName:
+    """The ordering engine of a new run: the one asked for, or the one that suits a member at this
+    host. Raises ConfigError if there is none of that name."""
+    if asked in ENGINES:
+        return cast(EngineName, asked)
+    if asked:
+        raise ConfigError(
+            f"no ordering engine is called {asked!r}", hint=f"--ledger {' or '.join(ENGINES)}"
+        )
+    return "embedded" if is_loopback(host) else "cometbft"
 
 
 def _check_names(rule: str, codec: str) -> None:

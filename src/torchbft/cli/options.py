@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
-from torchbft.primitives.runspec import MAX_MEMBERS
+from torchbft.primitives.runspec import MAX_MEMBERS, EngineName
 from torchbft.pytorch.tasks import names
 
 RULES = (
@@ -21,6 +21,7 @@ RULES = (
 STAGES = ("nnm", "arc", "norm_clipping")
 CODECS = ("float32", "bfloat16", "int8", "topk:CHUNK:K[:float32|bfloat16|int8]")
 """What ``tensors`` knows, for help that does not load torch; a test compares them."""
+ENGINES: tuple[str, ...] = get_args(EngineName)
 A_TASK = f"{', '.join(names())}, or your own: file.py:Class."
 DEFAULT_RULE, DEFAULT_CODEC = "arc+nnm+trimmed_mean", "float32"
 

@@ -31,6 +31,9 @@ VOTING_DOMAIN = "run/voting-key"
 MAX_PORT = 65_535
 CONNECTION_PURPOSE = "ledger/connection"
 
+EngineName = Literal["embedded", "cometbft"]
+"""What orders the blocks (DESIGN §3, "Two ledger engines")."""
+
 Hex20OrNone = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{40})?\Z")]
 Hex32 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Hex64 = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{128}\Z")]
@@ -87,7 +90,7 @@ class Task(_Table, frozen=True):
 
 
 class Ledger(_Table, frozen=True):
-    kind: Literal["embedded", "cometbft"] = "embedded"
+    kind: EngineName = "embedded"
     proposal_wait: Seconds = 0.2
     """A leader waits at most so long for the items that a phase expects."""
     view_timeout: Seconds = 1.0

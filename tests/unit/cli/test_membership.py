@@ -30,6 +30,63 @@ def test_init_makes_keys_and_a_runnable_run_of_one(torchbft: Torchbft, tmp_path:
     assert "nobody can replay" in ran.err
 
 
+@pytest.mark.parametrize(
+    ("options", "kind", "told"),
+    [
+        ((), "embedded", False),
+        (("--host", "localhost"), "embedded", False),
+        (("--host", "::1"), "embedded", False),
+        (("--host", "c.example.org"), "cometbft", True),
+        (("--host", "192.0.2.7"), "cometbft", True),
+        (("--host", "c.example.org", "--ledger", "embedded"), "embedded", False),
+        (("--ledger", "cometbft"), "cometbft", False),
+    ],
+)
+def test_a_run_between_hosts_is_ordered_by_cometbft_and_init_says_why(
+    torchbft: Torchbft, tmp_path: Path, options: tuple[str, ...], kind: str, told: bool
+) -> None:
+    ran = torchbft("init", tmp_path / "run.toml", "--name", "a", *options, "--json")
+    assert ran.code == 0
+    assert ran.data["ledger"] == load_run(tmp_path / "run.toml").ledger.kind == kind
+    assert ("reached from other machines" in ran.err) == told
+    assert ("--ledger embedded overrides" in ran.err) == told
+
+
+def test_an_engine_of_no_such_name_is_refused_before_anything_is_made(
+    torchbft: Torchbft, tmp_path: Path
+) -> None:
+    ran = torchbft("init", tmp_path / "run.toml", "--name", "a", "--ledger", "raft")
+    assert ran.code == 2
+    assert "no ordering engine is called 'raft'" in ran.err
+    assert "--ledger embedded or cometbft" in ran.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_engines_port_is_in_the_members_entry(torchbft: Torchbft, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    assert torchbft("init", file, "--name", "a", "--host", "h", "--ledger-port", 9).code == 0
+    assert load_run(file).member("a").ledger_address == ("h", 9)
+    ran = torchbft("init", tmp_path / "other.toml", "--name", "b", "--host", "h", "--port", 65_535)
+    assert ran.code == 2
+    assert "needs a ledger_port" in ran.err
+
+
+def test_admitting_another_host_to_an_embedded_ledger_is_noted(
+    torchbft: Torchbft, tmp_path: Path
+) -> None:
+    file, other = tmp_path / "a" / "run.toml", tmp_path / "b" / "run.toml"
+    for path in (file, other):
+        path.parent.mkdir()
+    torchbft("init", file, "--name", "a", "--host", "h", "--ledger", "embedded")
+    other.write_bytes(file.read_bytes())
+    torchbft("init", other, "--name", "b", "--host", "i")
+    asked = torchbft("request", other, "--name", "b", "--out", tmp_path / "b.toml")
+    assert asked.code == 0
+    ran = torchbft("admit", file, tmp_path / "b.toml")
+    assert "different hosts" in ran.err
+    assert "cometbft" in ran.err
+
+
 def test_keys_are_readable_by_their_owner_alone(torchbft: Torchbft, tmp_path: Path) -> None:
     torchbft("init", tmp_path / "run.toml", "--name", "a")
     folder = tmp_path / "peers" / "a"

@@ -6,11 +6,11 @@ and are no part of what members must agree on.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from typing import Any
 
 from torchbft.node.ordering.genesis import MAX_TX_BYTES, peer_address
+from torchbft.node.transports.ports import is_loopback
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.runspec import RunSpec
 
@@ -113,13 +113,9 @@ def _p2p(run: RunSpec, me: PeerId, listen: tuple[str, int] | None) -> dict[str, 
 
 def bind_host(host: str) -> str:
     """Where to listen for a member with this host: all interfaces, unless it is loopback only."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return "127.0.0.1" if host == "localhost" else EVERYWHERE_V4
-    if address.is_loopback:
-        return host
-    return EVERYWHERE_V4 if address.version == 4 else EVERYWHERE_V6
+    if is_loopback(host):
+        return "127.0.0.1" if host == "localhost" else host
+    return EVERYWHERE_V6 if ":" in host else EVERYWHERE_V4
 
 
 def _mempool() -> dict[str, Any]:

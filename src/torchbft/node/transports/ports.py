@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import os
 import re
 import socket
@@ -39,6 +40,14 @@ def parse_address(text: str) -> tuple[str, int]:
 def format_address(host: str, port: int) -> str:
     """The inverse of ``parse_address``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is reached from this machine alone, as far as its text says."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 async def listening_sockets(host: str, port: int) -> list[socket.socket]:
