@@ -129,7 +129,7 @@ class _Nowhere(IncomingPayload):
     def write(self, offset: int, data: bytes | memoryview) -> None:
         pass
 
-    def finish(self, round: Round, chunks: list[bytes]) -> None:
+    def finish(self, round: Round, chunks: list[bytes], *, passing: bool = False) -> None:
         pass
 
     def drop(self) -> None:

@@ -36,7 +36,7 @@ def _transcript(
     return sha256("clear/transcript", *parts)
 
 
-async def _exactly(sock: socket.socket, count: int) -> bytes:
+async def exactly(sock: socket.socket, count: int) -> bytes:
     """Read no byte beyond: what follows belongs to the connection's protocol."""
     loop = asyncio.get_running_loop()
     data = b""
@@ -55,7 +55,7 @@ async def prove_as_dialer(
     loop = asyncio.get_running_loop()
     nonce = secrets.token_bytes(NONCE_BYTES)
     await loop.sock_sendall(sock, MAGIC + me.encode().ljust(NAME_BYTES, b"\0") + nonce)
-    answer = await _exactly(sock, NONCE_BYTES + SIGNATURE_BYTES)
+    answer = await exactly(sock, NONCE_BYTES + SIGNATURE_BYTES)
     transcript = _transcript(run_id, me, peer, nonce, answer[:NONCE_BYTES])
     if not verify(public, _LISTENER, transcript, answer[NONCE_BYTES:]):
         raise DecodeError(f"it did not prove that it is {peer}")
@@ -67,7 +67,7 @@ async def check_as_listener(
 ) -> PeerId:
     """Find out which member dialled, and prove who we are. Raises DecodeError, OSError."""
     loop = asyncio.get_running_loop()
-    hello = await _exactly(sock, len(MAGIC) + NAME_BYTES + NONCE_BYTES)
+    hello = await exactly(sock, len(MAGIC) + NAME_BYTES + NONCE_BYTES)
     name = hello[len(MAGIC) : -NONCE_BYTES].rstrip(b"\0").decode("ascii", "replace")
     public = roster.get(PeerId(name))
     if not hello.startswith(MAGIC) or public is None or name == me:
@@ -75,6 +75,6 @@ async def check_as_listener(
     nonce = secrets.token_bytes(NONCE_BYTES)
     transcript = _transcript(run_id, name, me, hello[-NONCE_BYTES:], nonce)
     await loop.sock_sendall(sock, nonce + key.sign(_LISTENER, transcript))
-    if not verify(public, _DIALER, transcript, await _exactly(sock, SIGNATURE_BYTES)):
+    if not verify(public, _DIALER, transcript, await exactly(sock, SIGNATURE_BYTES)):
         raise DecodeError(f"it did not prove that it is {name}")
     return PeerId(name)

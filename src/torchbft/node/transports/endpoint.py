@@ -1,13 +1,15 @@
 """The one port of a peer: accepts and dials connections, and hands on only authenticated ones.
 
-The first byte of a connection tells TLS (22) from the challenge in clear (``challenge.py``); ALPN
-tells the services apart. A service sees a connection only once its peer has proved to be a member.
-Everything a stranger can do is to hold one of a bounded number of places for a bounded time.
+A dialer introduces itself (``introduction.py``); then comes TLS, or the challenge in clear
+(``challenge.py``). A service sees a connection only once its peer has proved to be a member.
+Strangers hold one of a bounded number of places for a bounded time, until they are known to be
+strangers; members' handshakes have places of their own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import socket
 import ssl
@@ -17,6 +19,11 @@ from typing import cast
 
 from torchbft.node.transports import challenge
 from torchbft.node.transports.certificates import client_context, raw_public, server_context
+from torchbft.node.transports.introduction import (
+    INTRODUCTION_BYTES,
+    Introductions,
+    introduction,
+)
 from torchbft.node.transports.metering import Meter, set_congestion
 from torchbft.node.transports.ports import format_address, listening_sockets
 from torchbft.primitives.errors import ConfigError, DecodeError, MisuseError, TorchbftError
@@ -34,7 +41,15 @@ HANDSHAKE_SECONDS = 5.0
 """For TLS or the challenge: four round trips of 500 ms and a busy machine."""
 
 MAX_PENDING = 128
-"""Connections accepted but not yet authenticated; beyond it the oldest gives way."""
+"""Connections accepted and not yet introduced; beyond it the oldest gives way. An introduction is
+under way when a member's connection is accepted, so its place there is needed for a moment only."""
+
+PENDING_PER_MEMBER = 8
+"""Handshakes in one member's name, each service's dial before and after a restart, twice over;
+beyond it the oldest gives way."""
+
+DEFER_SECONDS = 5
+"""The system keeps connections that send nothing from us for so long, where it can."""
 
 ACCEPTS_PER_WAKE = 32
 """Connections accepted before other work of the loop gets its turn."""
@@ -42,7 +57,7 @@ ACCEPTS_PER_WAKE = 32
 NO_DESCRIPTOR_SECONDS = 1.0
 """Pause in accepting when the process is out of file descriptors."""
 
-_TLS_HANDSHAKE = 22
+_SERVICES = {CONTROL: 1, PAYLOADS: 2, PAYLOADS_CLEAR: 3}
 Factory = Callable[[PeerId], "asyncio.BaseProtocol | None"]
 
 
@@ -99,6 +114,8 @@ class Endpoint:
         self._services: dict[str, Factory] = {}
         self._sockets: list[socket.socket] = []
         self._pending: dict[asyncio.Task[None], None] = {}
+        self._places: dict[bytes, dict[asyncio.Task[None], None]] = {}
+        self._admitting: set[asyncio.Task[None]] = set()
         self._contexts: dict[str, ssl.SSLContext] = {}
         self.strangers, self.last_stranger = 0, ""
         self.update_roster(roster)
@@ -112,6 +129,7 @@ class Endpoint:
             raise MisuseError("two members of the roster have one key")
         self.roster = dict(roster)
         self._by_public = publics
+        self._introductions = Introductions(self._key.public, frozenset(publics))
         self._contexts.clear()
 
     def _publics(self) -> dict[PeerId, bytes]:
@@ -132,6 +150,7 @@ class Endpoint:
         sockets = await listening_sockets(host, port)
         for sock in sockets:
             self._check_congestion(sock)
+            _defer_accept(sock)
             self._watch(sock)
         self._sockets += sockets
         return int(sockets[0].getsockname()[1])
@@ -157,12 +176,16 @@ class Endpoint:
                 self._out_of_descriptors(listening, error)
                 return
             sock.setblocking(False)
-            if len(self._pending) >= MAX_PENDING:
-                next(iter(self._pending)).cancel()
             where = format_address(address[0], address[1])
             task = asyncio.get_running_loop().create_task(self._admit(sock, where))
-            self._pending[task] = None
-            task.add_done_callback(lambda done: self._pending.pop(done, None))
+            _take_place(self._pending, task, MAX_PENDING)
+            self._admitting.add(task)
+            task.add_done_callback(self._left)
+
+    def _left(self, task: asyncio.Task[None]) -> None:
+        self._admitting.discard(task)
+        for places in (self._pending, *self._places.values()):
+            places.pop(task, None)
 
     def _out_of_descriptors(self, listening: socket.socket, error: OSError) -> None:
         loop = asyncio.get_running_loop()
@@ -175,16 +198,25 @@ class Endpoint:
         """Authenticate one accepted connection and hand it on, or close it."""
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
-                if await _first_byte(sock) == _TLS_HANDSHAKE:
-                    await self._admit_tls(sock, where)
-                else:
+                data = await challenge.exactly(sock, INTRODUCTION_BYTES)
+                public, service = self._introductions.read(data)
+                self._seat(public)
+                if service == _SERVICES[PAYLOADS_CLEAR]:
                     await self._admit_clear(sock)
+                else:
+                    await self._admit_tls(sock, where)
         except asyncio.CancelledError:
             sock.close()
             raise
         except (OSError, DecodeError, TimeoutError) as error:
             sock.close()
             self._refuse(where, _cause(error))
+
+    def _seat(self, public: bytes) -> None:
+        """Give this connection a place for its handshake among those of the member it names."""
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._pending.pop(task, None)
+        _take_place(self._places.setdefault(public, {}), task, PENDING_PER_MEMBER)
 
     async def _admit_tls(self, sock: socket.socket, where: str) -> None:
         services = [name for name in self._services if name != PAYLOADS_CLEAR]
@@ -209,7 +241,7 @@ class Endpoint:
     async def _admit_clear(self, sock: socket.socket) -> None:
         factory = self._services.get(PAYLOADS_CLEAR)
         if factory is None:
-            raise DecodeError("it speaks neither TLS nor anything else that is served here")
+            raise DecodeError("it wants payloads in clear, which are not served here")
         peer = await challenge.check_as_listener(
             sock, self.me, self._key, self.run_id, self._publics()
         )
@@ -241,12 +273,17 @@ class Endpoint:
         try:
             sock = await self._connect(contact)
             async with asyncio.timeout(HANDSHAKE_SECONDS):
+                hello = introduction(self._key, contact.public, _SERVICES[service])
+                await asyncio.get_running_loop().sock_sendall(sock, hello)
                 if service == PAYLOADS_CLEAR:
                     return await self._dial_clear(sock, peer, factory)
                 return await self._dial_tls(sock, peer, service, factory)
         except (OSError, DecodeError, TimeoutError) as error:
             _close(sock)
-            raise UnreachableError(_cause(error), where=f"{peer} at {where}") from error
+            cause = _cause(error)
+            if sock is not None and isinstance(error, ConnectionError | ssl.SSLEOFError):
+                cause = f"it hung up on us: is it {peer}, and is our key in its roster?"
+            raise UnreachableError(cause, where=f"{peer} at {where}") from error
         except BaseException:
             _close(sock)
             raise
@@ -259,6 +296,7 @@ class Endpoint:
         for family, _, _, _, address in found:
             sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             try:
                 self._check_congestion(sock)
                 async with asyncio.timeout(CONNECT_SECONDS):
@@ -319,10 +357,10 @@ class Endpoint:
             loop.remove_reader(sock.fileno())
             sock.close()
         self._sockets.clear()
-        pending = list(self._pending)
-        for task in pending:
+        admitting = list(self._admitting)
+        for task in admitting:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*admitting, return_exceptions=True)
 
 
 def _close(sock: socket.socket | None) -> None:
@@ -330,24 +368,20 @@ def _close(sock: socket.socket | None) -> None:
         sock.close()
 
 
-async def _first_byte(sock: socket.socket) -> int:
-    """Look at a connection's first byte and leave it there."""
-    loop = asyncio.get_running_loop()
-    readable: asyncio.Future[None] = loop.create_future()
+def _take_place(
+    places: dict[asyncio.Task[None], None], task: asyncio.Task[None], most: int
+) -> None:
+    if len(places) >= most:
+        oldest = next(iter(places))
+        del places[oldest]
+        oldest.cancel()
+    places[task] = None
 
-    def ready() -> None:
-        if not readable.done():
-            readable.set_result(None)
 
-    loop.add_reader(sock.fileno(), ready)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(sock.fileno())
-    first = sock.recv(1, socket.MSG_PEEK)
-    if not first:
-        raise DecodeError("it closed the connection before its first byte")
-    return first[0]
+def _defer_accept(listening: socket.socket) -> None:
+    if hasattr(socket, "TCP_DEFER_ACCEPT"):
+        with contextlib.suppress(OSError):
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, DEFER_SECONDS)
 
 
 def _cause(error: Exception) -> str:
