@@ -37,7 +37,8 @@ def admit(
 
     Any change of the roster makes a new run file, which must be signed anew: it can be run once
     n - f of its members have signed the same content. Without a FILE this only signs. A FILE may
-    also be a copy of the run file that others have signed; its signatures are taken over.
+    also be a copy of the run file that others have signed; its signatures are merged in, so copies
+    may be signed by all members at once.
 
     Example: torchbft admit run.toml clinic-c.request.toml
     """
@@ -113,7 +114,8 @@ def _with_signatures(run: RunSpec, copy: RunSpec, where: str) -> RunSpec:
         raise ConfigError(
             f"is another run: its id is {copy.run_id.hex()[:16]}…, not {run.run_id.hex()[:16]}…",
             where=where,
-            hint="somebody changed a value; agree on one content first, then sign",
+            hint="signatures of one content are merged, contents are not: if members were admitted"
+            " into different copies, admit all their requests into one, then sign it",
         )
     valid = set(copy.countersigned_by())
     mine = {item.member: item for item in run.signatures}
@@ -130,7 +132,11 @@ def _tell(run: RunSpec, *, as_json: bool) -> None:
         say(f"signed by {len(signed)} of {len(run.members)}, {need} needed: it can be run")
     else:
         say(f"signed by {len(signed)}, {need} needed; not yet by {', '.join(missing)}")
-        say("hint: send run.toml round; each member runs: torchbft admit run.toml")
+        say(
+            "hint: each member runs torchbft admit run.toml on its copy, one after the other or all"
+            " at once; whoever collects the copies merges their signatures: torchbft admit run.toml"
+            " COPY..."
+        )
     if run.ledger.kind == "embedded" and len({member.host for member in run.members}) > 1:
         say("note: members stand on different hosts, and the ledger is the embedded one; between")
         say('owners set kind = "cometbft" under [ledger], and let all sign: docs/engines.md')

@@ -33,13 +33,7 @@ def leave(
     """
     me = own_name(run_file, name)
     folder = run_file.parent / "peers" / me
-    pid = holder_of(folder)  # never the number in a file that a dead node left behind
-    if pid is None:
-        raise ConfigError(
-            f"no node of {me} runs on this machine",
-            where=str(folder),
-            hint="torchbft status shows who is up",
-        )
+    pid = running_node(me, folder)
     with suppress(ProcessLookupError):  # it went by itself
         os.kill(pid, signal.SIGTERM)
     say(f"asked the node of {me} (process {pid}) to stop…")
@@ -47,6 +41,18 @@ def leave(
     emit({"name": me, "stopped": gone}, as_json=as_json, text="stopped" if gone else "still up")
     if not gone:
         raise stop(ExitCode.CHECK_FAILED)
+
+
+def running_node(me: str, folder: Path) -> int:
+    """The process of a member's node. Raises ConfigError if none runs."""
+    pid = holder_of(folder)  # never the number in a file that a dead node left behind
+    if pid is None:
+        raise ConfigError(
+            f"no node of {me} runs on this machine",
+            where=str(folder),
+            hint="torchbft status shows who is up",
+        )
+    return pid
 
 
 def _gone(folder: Path, pid: int) -> bool:

@@ -244,15 +244,15 @@ def run_swarm(
     running = supervisor(local)
     began, status = time.monotonic(), "stopped"
     running.start()
-    try:
-        view = nullcontext() if quiet else LiveView(local.plan.out, local.plan.rounds)
-        with view as shown:
-            show = shown.refresh if shown is not None else _nothing
+    view = nullcontext() if quiet else LiveView(local.plan.out, local.plan.rounds)
+    with view as shown:
+        show = shown.refresh if shown is not None else _nothing
+        try:
             status = watch(running, local, judged, show, seconds=seconds)
-    except KeyboardInterrupt:
-        say("stopping the peers…")
-    finally:
-        running.stop()
+        except KeyboardInterrupt:
+            say("stopping the peers…")
+        finally:
+            running.stop()  # before the last look, which then sees all that they wrote
     return status, time.monotonic() - began
 
 
@@ -269,9 +269,9 @@ def watch(
     seconds: float,
     tick: Callable[[], None] = lambda: None,
 ) -> str:
-    """Follow a swarm until every judged peer has ended, or the first finished, or more than f are
-    down for good, and the rest do not follow, or ``seconds`` passed. Returns ``finished``,
-    ``halted`` or ``timed out``."""
+    """Follow a swarm until every judged peer has ended and measured its model, or the first
+    finished, or more than f are down for good, and the rest do not follow, or ``seconds`` passed.
+    Returns ``finished``, ``halted`` or ``timed out``."""
     until = time.monotonic() + seconds
     some_ended: float | None = None
     while time.monotonic() < until:
@@ -280,7 +280,8 @@ def watch(
         show()
         finished = {name for name in judged if phase_of(local, name) == "finished"}
         down = {name for name in judged if not running.seats[name].running}
-        if len(finished | down) == len(judged):
+        training = {name for name in finished if running.seats[name].training}
+        if len(finished | down) == len(judged) and not training:
             break
         if not finished and len(down) <= local.run.validator_faults.f:
             some_ended = None  # one that is down for good does not stop the others

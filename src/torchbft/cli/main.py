@@ -31,6 +31,7 @@ COMMANDS = (
     "join",
     "status",
     "leave",
+    "void",
     "report",
     "verify",
     "sim",

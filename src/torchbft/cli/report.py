@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from torchbft.cli.output import Json, emit, say
+from torchbft.cli.output import ExitCode, Json, emit, say, stop
+from torchbft.cli.verify import say_problems, told
 from torchbft.report.findings import Verdict
 
 
@@ -27,7 +28,7 @@ def report(
     phase times, and answers from the trace: who may lie and how Sybils are kept out, what
     agreement adds per inner step, how refused contributions were told from different ones.
     The page needs no network, and says whether the log was verified offline. With --json the
-    figures themselves go to stdout.
+    figures themselves go to stdout. Ends with 1, after writing the page, if the log is not proven.
 
     Example: torchbft report ./run --out run.html
     """
@@ -46,6 +47,10 @@ def report(
         "accusations": view.accusations(),
     }
     emit(figures, as_json=as_json, text=str(page))
+    if verdict is not None and not verdict.ok:
+        say_problems(verdict)
+        say(f"{told(verdict)}; the page says so as well")
+        raise stop(ExitCode.CHECK_FAILED)
 
 
 def _verdict(run_dir: Path) -> Verdict:

@@ -29,6 +29,8 @@ def status(
     from torchbft.report.terminal import LiveView, picture
 
     view = gather(run_dir)
+    if view.spec_problem:
+        say(f"warning: {view.spec_problem}")
     if watch and not as_json:
         live = LiveView(run_dir)
         live.run(lambda: live.view.end is not None)
@@ -42,8 +44,6 @@ def status(
                 view, now=time.time(), width=console.width, ascii_only=console.options.ascii_only
             )
         )
-        if view.spec_problem:
-            say(f"note: {view.spec_problem}")
     if view.end and view.end.status == "halted":
         raise stop(ExitCode.HALTED)
 
@@ -65,6 +65,7 @@ def summary(view: Any, now: float) -> dict[str, Any]:
         "last_round": ended,
         "accusations": view.accusations(),
         "end": view.end,
+        "run_file_problem": view.spec_problem,
         "peers": {name: _peer(peer) for name, peer in view.peers.items()},
     }
 

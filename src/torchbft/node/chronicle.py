@@ -54,6 +54,11 @@ class _Account:
     outcomes: tuple[MemberOutcome, ...] = ()
     advanced: Advanced | None = None
 
+    def measured(self, *, void: bool) -> bool:
+        """Whether this peer lived through the round: its costs are those of the whole round."""
+        needed = ("start",) if void else ("start", "commit", "reveal", "decide", "fetch", "root")
+        return all(mark in self.marks for mark in needed)
+
     def phases(self) -> dict[str, float]:
         """Seconds per phase; a moment that never came takes no time."""
         spans: dict[str, float] = {}
@@ -181,7 +186,8 @@ class Chronicle:
         if round_ in self._told:
             return
         self._told.add(round_)
-        phases = account.phases()
+        whole = account.measured(void=bool(void))
+        phases = account.phases() if whole else {}
         for name, seconds in phases.items():
             self.write(trace.Phase(at=time.time(), round=round_, name=name, seconds=seconds))
         control, data = self._meter.total(Plane.CONTROL), self._meter.total(Plane.PAYLOAD)
@@ -204,8 +210,10 @@ class Chronicle:
                 sent_payload=data.sent - was_data.sent,
                 received_payload=data.received - was_data.received,
                 payload_bytes=account.payload_bytes,
-                train_seconds=phases.get("train", 0.0),
-                consensus_seconds=sum(phases.get(name, 0.0) for name in AGREEMENT),
+                train_seconds=phases.get("train"),
+                consensus_seconds=sum(phases.get(name, 0.0) for name in AGREEMENT)
+                if whole
+                else None,
             )
         )
 

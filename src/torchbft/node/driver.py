@@ -21,6 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
+from torchbft.node import wish
 from torchbft.node.chronicle import Chronicle
 from torchbft.node.link import Delivery, Endpoint, Evaluation, Hello, Leave, Submit
 from torchbft.node.model import Applied, ModelKeeper
@@ -68,6 +69,10 @@ STATE = b"\x03"
 LINGER_SECONDS = 20.0
 """After the end a node still serves blocks and payloads to those behind, so long as any is
 connected and at most so long, unless it is told to stop before."""
+NOBODY_HERE = (
+    "; they have not started, cannot be reached (torchbft doctor tells), or are done with the run:"
+    " a node serves those behind for 20 s after the end (their torchbft status tells)"
+)
 MAX_INSPECTED = 512
 """Verdicts on payloads kept: those of 64 members in the four rounds around the current one, twice.
 The payloads themselves are kept for the audit and dispute windows: until audits exist, always."""
@@ -142,6 +147,7 @@ class PeerHost:
             self._open_storage(stack)
             await self._open_network()
             self._loop.add_signal_handler(signal.SIGTERM, self._stop, "stopped", "told to stop")
+            self._loop.add_signal_handler(wish.LOOK, self._look_for_wish)
             try:
                 self._begin()
                 await self._begin_ordering()
@@ -416,14 +422,18 @@ class PeerHost:
     def _on_hello(self, delivery: Delivery, port: TrainerPort) -> None:
         initial = AgreedState.decode(delivery.take())
 
-        def ready(_: object) -> None:
+        def ready(fresh: bool) -> None:
+            if fresh:
+                self._tell_start()  # once more, now that the model and its size are known
             self._limit_payloads()
             port.begin(self._ended, self._keeper.saved())
             self._state_is_at()
 
-        def begin() -> None:
-            if not self._keeper.ready:
+        def begin() -> bool:
+            fresh = not self._keeper.ready
+            if fresh:
                 self._keeper.begin(initial)
+            return fresh
 
         self._in_thread(begin, ready)
 
@@ -658,6 +668,8 @@ class PeerHost:
         connected = self._control.connected()
         away = [p for p in effect.for_whom if p not in connected and p != self._me]
         reachable = f" (not connected: {', '.join(away)})" if away else ""
+        if away and not connected:
+            reachable += NOBODY_HERE
         quorum = self._run.validator_faults.quorum
         more = quorum - len(self._run.members) + len(effect.for_whom)
         lead = f"waiting for {max(more, 1)} more of quorum {quorum}" if away else "waiting for"
@@ -671,7 +683,10 @@ class PeerHost:
         )
 
     def _accused(self, effect: rounds.Accuse) -> None:
-        self._accuse(effect.peer, effect.fault, effect.round, effect.named, effect.reason)
+        reason = effect.reason
+        if effect.fault == Fault.ABSENT and effect.peer not in self._control.connected():
+            reason = trace.NOT_CONNECTED
+        self._accuse(effect.peer, effect.fault, effect.round, effect.named, reason)
 
     def _suspected(self, effect: Suspected) -> None:
         self._accuse(effect.peer, effect.fault, self._current_round(), False, effect.reason)
@@ -694,6 +709,17 @@ class PeerHost:
                 reason=reason,
             )
         )
+
+    def _look_for_wish(self) -> None:
+        """``torchbft void``: the operator would rather void a round than wait for its root."""
+        reason, due = wish.taken(self._folder), self._machine.application.state.unsigned
+        if reason is None:
+            return
+        if due is None:
+            self._chronicle.notice("asked to void a round, but none waits for its root")
+            return
+        self._chronicle.notice(f"round {due.number}: this peer votes to void it: {reason}")
+        self.feed(rounds.PreferVoid(Round(due.number), reason))
 
     def _finish(self, effect: rounds.Finished) -> None:
         self._finished = True

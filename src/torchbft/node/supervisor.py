@@ -57,6 +57,11 @@ class Seat:
     def running(self) -> bool:
         return bool(self.pids) or self.start_again_at is not None
 
+    @property
+    def training(self) -> bool:
+        """Whether its trainer is up: one that has trained and evaluated the last round is not."""
+        return "trainer" in self.pids
+
 
 def fork(role: Role, name: PeerId, sock: socket.socket, other: socket.socket, log: Path) -> int:
     """Run a role in a child whose output goes to ``log``. Returns its pid."""

@@ -207,6 +207,7 @@ class RunSpec(_Table, frozen=True):
         votings = {member.voting for member in self.members}
         if len(identities | votings) != 2 * len(names):
             raise _bad("two members share a key")
+        self._check_addresses()
         if not self.contributors or not self.validators:
             raise _bad("a run needs a contributor and a validator")
         if self.version != RUN_FILE_VERSION:
@@ -234,6 +235,20 @@ class RunSpec(_Table, frozen=True):
         for host, port in places:
             if port and places.count((host, port)) > 1:
                 raise _bad(f"port {port} of {host} is listed twice; give a ledger_port of its own")
+
+    def _check_addresses(self) -> None:
+        """Port 0 stands for none: peers of one process."""
+        taken: dict[tuple[str, int], str] = {}
+        for member in self.members:
+            other = taken.setdefault((member.host.lower(), member.port), member.name)
+            if member.port and other != member.name:
+                raise ConfigError(
+                    f"{other!r} and {member.name!r} both have the address"
+                    f" {member.host}:{member.port}",
+                    where="run file",
+                    hint="let one of them make a request with a port or host of its own: torchbft"
+                    " init --name NAME --host HOST --port PORT, then torchbft request",
+                )
 
     def countersigned_by(self) -> tuple[PeerId, ...]:
         """Members whose signature under this run file is valid, in order of name."""

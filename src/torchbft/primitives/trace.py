@@ -77,9 +77,11 @@ class RoundEnded(Record, frozen=True, tag="round"):
     sent_payload: int = 0
     received_payload: int = 0
     payload_bytes: int = 0
-    train_seconds: float = 0.0
-    consensus_seconds: float = 0.0
-    """Everything of the round but training and evaluation."""
+    train_seconds: float | None = None
+    """None where this peer did not train in the round."""
+    consensus_seconds: float | None = None
+    """Everything of the round but training and evaluation; None where this peer did not live
+    through the whole of it: it started in the middle, or copied the state that came out."""
 
 
 class Evaluated(Record, frozen=True, tag="eval"):
@@ -87,6 +89,10 @@ class Evaluated(Record, frozen=True, tag="eval"):
     loss: float
     accuracy: float | None = None
     train_loss: float | None = None
+
+
+NOT_CONNECTED = "not connected"
+"""Reason of a suspicion against a peer to which the writer had no connection."""
 
 
 class Accused(Record, frozen=True, tag="accused"):

@@ -14,7 +14,7 @@ from html import escape
 from torchbft.primitives.faults import FaultModel
 from torchbft.report.findings import Verdict
 from torchbft.report.gather import AGREEMENT, VOID, Cell, RoundCost, RunView
-from torchbft.report.words import PROOF, look, percent, seconds, size, span
+from torchbft.report.words import PROOF, accusation, look, percent, seconds, size, span
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "") -> str:
@@ -135,9 +135,9 @@ def _proven(verdict: Verdict | None, votes: FaultModel) -> str:
 
 def cost(view: RunView) -> str:
     """Latency and communication that consensus adds per inner step, absolute and as a share."""
-    costs = [each for each in view.costs() if not each.void]
+    costs = view.measured()
     if not costs:
-        return paragraph("No round has been finished, so nothing was measured.")
+        return paragraph("No peer lived through a whole round, so nothing was measured.")
     steps = costs[0].steps
     typical = statistics.median(each.seconds_per_step for each in costs)
     share = statistics.median(each.share for each in costs)
@@ -171,8 +171,8 @@ def _ratio(part: float, rest: float) -> float:
 def _cost_table(costs: list[RoundCost]) -> str:
     rows: list[tuple[str, Callable[[RoundCost], float], Callable[[float], str]]] = [
         ("consensus time per inner step", lambda c: c.seconds_per_step, seconds),
-        ("consensus time per round", lambda c: c.consensus, seconds),
-        ("training time per round", lambda c: c.train, seconds),
+        ("consensus time per round", lambda c: c.consensus or 0.0, seconds),
+        ("training time per round", lambda c: c.train or 0.0, seconds),
         ("waiting for the slowest member to train", lambda c: c.wait, seconds),
         ("consensus, share of the round's time", lambda c: c.share, percent),
         ("control bytes sent per inner step", lambda c: c.sent_control / c.steps, size),
@@ -299,17 +299,18 @@ def _accused(view: RunView) -> str:
     rows = [
         (
             escape(item.peer) + _truth(view, item.peer),
-            "<strong>named</strong>" if item.named else "suspected",
+            "<strong>named</strong>" if item.named else accusation(item)[0],
             escape(item.fault),
             escape(span(item.rounds)),
-            escape(item.reason),
+            escape("never connected" if item.absent else item.reason),
             str(len(item.accusers)),
         )
         for item in found
     ]
     return paragraph(
         "<strong>Accused.</strong> <em>Named</em> needs evidence that a third party can check;"
-        " <em>suspected</em> is an omission or statistics, which honest peers have as well."
+        " <em>suspected</em> is an omission or statistics, which honest peers have as well;"
+        " <em>absent</em> is one to which nobody was ever connected."
     ) + table(("peer", "", "fault", "rounds", "why", "traces that say so"), rows)
 
 

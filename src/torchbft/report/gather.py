@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from torchbft.primitives.errors import ConfigError, TorchbftError
 from torchbft.primitives.evidence import Outcome
 from torchbft.primitives.runspec import RunSpec, load_run
 from torchbft.primitives.trace import (
+    NOT_CONNECTED,
     Accused,
     BlockFinalized,
     Evaluated,
@@ -140,9 +141,11 @@ class RoundCost:
 
     round: int
     void: bool
-    train: float
+    train: float | None
+    """None where nobody trained."""
     wait: float
-    consensus: float
+    consensus: float | None
+    """None where no peer lived through the whole round, so nothing was measured."""
     steps: int
     """Inner steps that the round took; the divisor of every figure per step."""
     blocks: float
@@ -155,12 +158,12 @@ class RoundCost:
     @property
     def share(self) -> float:
         """Consensus as a share of training, waiting and consensus, 0 to 1."""
-        whole = self.train + self.wait + self.consensus
-        return self.consensus / whole if whole else 0.0
+        whole = (self.train or 0.0) + self.wait + (self.consensus or 0.0)
+        return (self.consensus or 0.0) / whole if whole else 0.0
 
     @property
     def seconds_per_step(self) -> float:
-        return self.consensus / self.steps
+        return (self.consensus or 0.0) / self.steps
 
     @property
     def bytes_per_step(self) -> float:
@@ -177,6 +180,8 @@ class Accusation:
     rounds: tuple[int, ...]
     accusers: tuple[str, ...]
     reason: str
+    absent: bool = False
+    """It contributed to no round and nobody was ever connected to it: it is away, no more."""
 
 
 @dataclass(slots=True)
@@ -188,6 +193,7 @@ class RunView:
     spec: RunSpec | None = None
     demo: dict[str, Any] = field(default_factory=dict)
     spec_problem: str = ""
+    """Why the run file is not to be trusted: it cannot be read, or is not what was signed."""
     _agreed: dict[int, tuple[tuple[int, ...], RoundEnded]] = field(default_factory=dict)
 
     @property
@@ -236,6 +242,10 @@ class RunView:
         """Times and bytes of each round, medians over peers."""
         return [cost for ended in self.rounds() if (cost := self.cost(ended.round))]
 
+    def measured(self) -> list[RoundCost]:
+        """Those of rounds that counted and whose agreement was measured: what averages are of."""
+        return [cost for cost in self.costs() if not cost.void and cost.consensus is not None]
+
     def cost(self, number: int) -> RoundCost | None:
         """Times and bytes of one round; None if nobody recorded it."""
         ended = self.agreed(number)
@@ -247,9 +257,9 @@ class RunView:
         return RoundCost(
             round=ended.round,
             void=ended.void,
-            train=_median(r.train_seconds for r in told),
+            train=_measured(r.train_seconds for r in told),
             wait=_median(each.get("wait", 0.0) for each in times),
-            consensus=_median(r.consensus_seconds for r in told),
+            consensus=_measured(r.consensus_seconds for r in told),
             steps=self.steps_per_round,
             blocks=_median(r.blocks for r in told),
             sent_control=_median(r.sent_control for r in told),
@@ -274,7 +284,14 @@ class RunView:
                     key = (accused.peer, accused.fault)
                     groups.setdefault(key, []).append((observer, accused))
         enough = min(self.one_honest, len(self.peers))
-        return [_grouped(key, told, enough) for key, told in sorted(groups.items())]
+        found = [_grouped(key, told, enough) for key, told in sorted(groups.items())]
+        return [replace(item, absent=self._never_there(item)) for item in found]
+
+    def _never_there(self, item: Accusation) -> bool:
+        if item.named or item.reason != NOT_CONNECTED:
+            return False
+        cells = [round_cells(ended, self.members).get(item.peer) for ended in self.rounds()]
+        return {cell.outcome for cell in cells if cell} <= {Outcome.ABSENT, VOID}
 
     @property
     def one_honest(self) -> int:
@@ -323,6 +340,12 @@ def _median(values: Iterable[float]) -> float:
     return float(statistics.median(known)) if known else 0.0
 
 
+def _measured(values: Iterable[float | None]) -> float | None:
+    """The median of those that were measured, if any."""
+    known = [value for value in values if value is not None]
+    return _median(known) if known else None
+
+
 def _plurality(records: list[_T], subject: Callable[[_T], object]) -> _T:
     """The first record of the most frequent subject; at least one record is needed."""
     most = Counter(subject(record) for record in records).most_common(1)[0][0]
@@ -338,22 +361,31 @@ class Follower:
 
     def refresh(self) -> RunView:
         """The run as it stands now."""
-        self._read_spec()
         self._read_demo()
         for folder in sorted((self.view.run_dir / "peers").glob("*/")):
             peer = self.view.peers.setdefault(folder.name, PeerView(folder.name))
             for record in self._appended(folder / "trace.jsonl"):
                 peer.add(record)
             peer.status = read_status(folder / "status.json") or peer.status
+        self._read_spec()
         return self.view
 
     def _read_spec(self) -> None:
-        if self.view.spec is None:
-            try:
-                self.view.spec = load_run(self.view.run_dir / "run.toml")
-                self.view.spec_problem = ""
-            except TorchbftError as error:
-                self.view.spec_problem = str(error)
+        view = self.view
+        if view.spec is not None and not view.spec_problem:
+            return
+        view.spec_problem = ""
+        try:
+            view.spec = load_run(view.run_dir / "run.toml")
+            view.spec.check_signed()
+        except TorchbftError as error:
+            view.spec_problem = f"{error}; {error.hint}" if error.hint else str(error)
+            return
+        if view.started and view.started.run_id != view.spec.run_id.hex():
+            view.spec_problem = (
+                f"the run file's id is {view.spec.run_id.hex()[:16]}…, but the peers here took part"
+                f" in {view.started.run_id[:16]}…: it was changed after they had started"
+            )
 
     def _read_demo(self) -> None:
         path = self.view.run_dir / "demo.json"

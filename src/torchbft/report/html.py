@@ -129,7 +129,7 @@ def _quality_tiles(view: RunView) -> list[str]:
 
 
 def _cost_tiles(view: RunView) -> list[str]:
-    costs = [each for each in view.costs() if not each.void]
+    costs = view.measured()
     if not costs:
         return []
     per_step = statistics.median(each.seconds_per_step for each in costs)
@@ -143,8 +143,10 @@ def _cost_tiles(view: RunView) -> list[str]:
 
 def _named_tile(view: RunView) -> str:
     named = sorted({item.peer for item in view.accusations() if item.named})
-    suspected = {item.peer for item in view.accusations()} - set(named)
+    absent = {item.peer for item in view.accusations() if item.absent}
+    suspected = {item.peer for item in view.accusations()} - set(named) - absent
     note = f"{len(suspected)} suspected" if suspected else "none suspected"
+    note += f", {len(absent)} never connected" if absent else ""
     return _tile("named with evidence", ", ".join(named) or "nobody", note)
 
 
@@ -287,12 +289,12 @@ def _costs(view: RunView) -> str:
         return paragraph("No round has been finished.")
     names = [name for name in AGREEMENT if name in costs[-1].phases]
     phases = [_layer(name, costs, _milliseconds(name)) for name in names] or [
-        _layer("consensus", costs, lambda c: 1e3 * c.consensus)
+        _layer("consensus", costs, lambda c: 1e3 * (c.consensus or 0.0))
     ]
     rounds = [
-        _layer("training", costs, lambda c: 1e3 * c.train),
+        _layer("training", costs, lambda c: 1e3 * (c.train or 0.0)),
         _layer("waiting for the slowest", costs, lambda c: 1e3 * c.wait),
-        _layer("agreement", costs, lambda c: 1e3 * c.consensus),
+        _layer("agreement", costs, lambda c: 1e3 * (c.consensus or 0.0)),
     ]
     volume = [
         _layer("payloads", costs, lambda c: c.sent_payload / MIB),
@@ -331,7 +333,7 @@ def _numbers(costs: list[RoundCost]) -> str:
             seconds(c.train),
             seconds(c.wait),
             seconds(c.consensus),
-            percent(c.share),
+            percent(c.share) if c.consensus is not None else "–",
             size(c.sent_control),
             size(c.sent_payload),
             f"{c.blocks:g}",

@@ -6,6 +6,7 @@ roots on the ledger, and the model by aggregating it again from the start state.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -160,24 +161,24 @@ class Models:
 
     def begin(self, starts: Sequence[Path]) -> None:
         """Load the start state: one for all peers, and the one that the run file names."""
-        roots: dict[bytes, Path] = {}
+        roots: dict[Path, str] = {}
         for path in starts:
             try:
-                state = AgreedState.load(path)
+                roots[path] = AgreedState.load(path).root().hex()
+                self.findings.count("start states")
             except TorchbftError as error:
                 self.findings.problem(str(path), error.what)
-                continue
-            roots.setdefault(state.root(), path)
-            self.state = self.state or state
-            self.findings.count("start states")
-        named = self.run.task.start_root
-        for root, path in roots.items():
-            if named and root.hex() != named:
-                self.findings.problem(str(path), "is not the start that the run file names")
-        if len(roots) > 1:
-            self.findings.problem(str(list(roots.values())[1]), "differs from the other starts")
         if not starts:
             self.findings.problem(START, "no peer kept the start state, so nothing can be redone")
+        if not roots:
+            return
+        named = self.run.task.start_root
+        right = named or Counter(roots.values()).most_common(1)[0][0]
+        what = "is not the start that the run file names" if named else "differs from most starts"
+        for path in (path for path, root in roots.items() if root != right):
+            self.findings.problem(str(path), what)
+        chosen = next((path for path, root in roots.items() if root == right), None)
+        self.state = AgreedState.load(chosen or next(iter(roots)))
 
     def redo(self, ended: RoundState, accepted: Sequence[Accepted], signed: bytes) -> None:
         """Aggregate a round again; its root must be the signed one."""

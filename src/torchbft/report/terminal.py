@@ -20,12 +20,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from torchbft.primitives.evidence import Outcome
 from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.trace import RoundEnded
-from torchbft.report.gather import VOID, Accusation, Follower, Matrix, PeerView, RunView
+from torchbft.report.gather import VOID, Follower, Matrix, PeerView, RunView
 from torchbft.report.words import (
+    DOWN_WEIGHTED,
     LEGEND,
     TERMINAL,
+    accusation,
     look,
     percent,
     printable,
@@ -130,6 +133,7 @@ def picture(
     parts: list[RenderableType] = [
         _headline(view, total, now),
         _quorum_line(view, now),
+        *_only_here(view),
         Text(""),
         _matrix(view, cells, width, ascii_only),
         _legend(cells, ascii_only),
@@ -226,6 +230,19 @@ def _quorum_line(view: RunView, now: float) -> Text:
     return line
 
 
+def _only_here(view: RunView) -> list[Text]:
+    """A line on a folder that holds some members' records alone, as on machines of their own."""
+    here = [name for name in view.members if name in view.peers]
+    if not here or len(here) == len(view.members):
+        return []
+    connected = {peer for name in here if (status := view.peers[name].status)
+                 for peer in status.connected} - set(here)  # fmt: skip
+    words = (
+        f"seen by {', '.join(here)} alone, connected to {', '.join(sorted(connected)) or 'nobody'}"
+    )
+    return [Text(printable(words + "; the others keep records of their own"), "dim")]
+
+
 def _matrix(view: RunView, cells: Matrix, width: int, ascii_only: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 1), show_header=True, expand=False)
     names = view.members
@@ -242,7 +259,7 @@ def _matrix(view: RunView, cells: Matrix, width: int, ascii_only: bool) -> Table
         for shown_as, equal in groupby(looks):
             glyph = shown_as.plain if ascii_only else shown_as.glyph
             row.append(glyph * len(list(equal)), TERMINAL[shown_as.style])
-        table.add_row(*_loss(view.peers.get(name), ascii_only), row)
+        table.add_row(Text(name), *_loss(view.peers.get(name), ascii_only), row)
     return table
 
 
@@ -255,16 +272,14 @@ def _ruler(rounds: range) -> str:
     return line or "rounds"
 
 
-def _loss(peer: PeerView | None, ascii_only: bool) -> tuple[Text, str, str, str]:
-    if peer is None:
-        return Text("", "dim"), "", "", ""
-    values = [peer.evaluations[r] for r in sorted(peer.evaluations)]
+def _loss(peer: PeerView | None, ascii_only: bool) -> tuple[str, str, str]:
+    values = [peer.evaluations[r] for r in sorted(peer.evaluations)] if peer else []
     if not values:
-        return Text(peer.name), "", "", ""
+        return "", "", ""
     last = values[-1]
     accuracy = f"{100 * last.accuracy:.1f}" if last.accuracy is not None else ""
     trend = sparkline([e.loss for e in values[-TREND_ROUNDS:]], ascii_only=ascii_only)
-    return Text(peer.name), f"{last.loss:.4f}", accuracy, trend
+    return f"{last.loss:.4f}", accuracy, trend
 
 
 def sparkline(values: list[float], *, ascii_only: bool = False) -> str:
@@ -287,6 +302,9 @@ def _legend(cells: Matrix, ascii_only: bool) -> Text:
         if item.label in present:
             line.append(item.plain if ascii_only else item.glyph, TERMINAL[item.style])
             line.append(f" {item.label}  ", "dim")
+    if DOWN_WEIGHTED.label in present:
+        glyph = DOWN_WEIGHTED.plain if ascii_only else DOWN_WEIGHTED.glyph
+        line.append(f"\n{glyph} {DOWN_WEIGHTED.meaning}", "dim")
     return line
 
 
@@ -294,19 +312,13 @@ def _findings(view: RunView, cells: Matrix) -> list[Text]:
     """One line per accused or refused peer: what, how often, why, and with which proof."""
     lines = []
     for item in view.accusations():
-        style = "bold red" if item.named else "yellow"
-        line = Text.assemble((f"{_accusation_word(item)} ", style))
-        words = f"{item.peer}: {item.fault} in round {span(item.rounds)}: {item.reason}"
-        line.append(printable(words))
-        lines.append(line)
+        word, words = accusation(item)
+        style = "bold red" if item.named else "dim" if item.absent else "yellow"
+        lines.append(Text.assemble((f"{word} ", style), printable(words)))
     for name, reason, rounds in refused(cells):
         words = printable(f"{name}: {reason} (round {rounds})")
-        lines.append(Text.assemble(("refused ", "magenta"), words))
+        lines.append(Text.assemble(("not counted ", "magenta"), words))
     return lines[:MAX_FINDINGS]
-
-
-def _accusation_word(item: Accusation) -> str:
-    return "named" if item.named else "suspected"
 
 
 def refused(cells: Matrix) -> list[tuple[str, str, str]]:
@@ -354,7 +366,10 @@ class _RoundLines:
         for peer in view.peers.values():
             found |= Counter(notice.text for notice in peer.notices)
         found |= Counter(
-            f"{_accusation_word(a)}: {a.peer}, {a.fault}: {a.reason}" for a in view.accusations()
+            f"absent: {a.peer}, never connected"
+            if a.absent
+            else f"{accusation(a)[0]}: {a.peer}, {a.fault}: {a.reason}"
+            for a in view.accusations()
         )
         fresh = [text for text in found if found[text] > self._told[text]]
         self._told = found
@@ -372,8 +387,10 @@ def round_line(view: RunView, ended: RoundEnded, total: int) -> str:
         right = [e.accuracy for e in found if e.accuracy is not None]
         parts.append(f"loss {statistics.median(e.loss for e in found):.4f}")
         parts += [f"accuracy {percent(statistics.median(right))}"] if right else []
-    parts.append(f"consensus {seconds(ended.consensus_seconds)}")
-    if ended.refusals:
-        each = (f"{r.peer} {r.outcome}" for r in ended.refusals)
-        parts.append("refused " + ", ".join(each))
+    cost = view.cost(ended.round)
+    parts.append(f"consensus {seconds(cost.consensus if cost else None)}")
+    refused = [f"{r.peer} {r.outcome}" for r in ended.refusals if r.outcome != Outcome.ABSENT]
+    absent = [r.peer for r in ended.refusals if r.outcome == Outcome.ABSENT]
+    parts += [f"refused {', '.join(refused)}"] if refused else []
+    parts += [f"absent {', '.join(absent)}"] if absent else []
     return "  ".join(parts)

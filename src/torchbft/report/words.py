@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torchbft.primitives.evidence import Outcome
-from torchbft.report.gather import VOID, Cell
+from torchbft.report.gather import VOID, Accusation, Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,14 @@ class Look:
 
 
 ACCEPTED = Look("●", "o", "accepted", "counted in the agreed model", "ok")
-DOWN_WEIGHTED = Look("◐", "d", "down-weighted", "accepted; the rule gave it little weight", "low")
+DOWN_WEIGHTED = Look(
+    "◐",
+    "d",
+    "down-weighted",
+    "accepted, at less than half an equal share; that accuses nobody: the rule weighs whatever lies"
+    " apart from the others so, also honest peers with unusual data",
+    "low",
+)
 UNKNOWN = Look("?", "?", "unknown", "an outcome that this version does not know", "bad")
 VOIDED = Look("∅", "v", "void round", "too few contributions: the model stayed as it was", "idle")
 NOTHING = Look(" ", " ", "not a contributor", "nothing was expected", "none")
@@ -99,8 +106,18 @@ def span(rounds: tuple[int, ...]) -> str:
     return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in runs)
 
 
-def seconds(value: float) -> str:
+def accusation(item: Accusation) -> tuple[str, str]:
+    """The word for an accusation, and what it is about."""
+    if item.absent:
+        return "absent", f"{item.peer}: never connected (round {span(item.rounds)})"
+    words = f"{item.peer}: {item.fault} in round {span(item.rounds)}: {item.reason}"
+    return ("named" if item.named else "suspected"), words
+
+
+def seconds(value: float | None) -> str:
     """A duration with a unit that fits it."""
+    if value is None:
+        return "not measured"
     if value < 1e-3:
         return f"{value * 1e6:.0f} µs"
     if value < 1:

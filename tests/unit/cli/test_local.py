@@ -317,7 +317,9 @@ class Story:
 
     def __post_init__(self) -> None:
         self.began = self.now
-        self.seats = {name: SimpleNamespace(running=True) for name in self.swarm.names}
+        self.seats = {
+            name: SimpleNamespace(running=True, training=False) for name in self.swarm.names
+        }
 
     @property
     def passed(self) -> float:
@@ -390,6 +392,18 @@ def test_it_polls_ticks_and_shows_each_time(story: Story) -> None:
         tick=lambda: ticks.append(story.now),
     )
     assert story.polls == len(ticks) == len(shown) > 5
+
+
+def test_who_has_finished_may_still_measure_the_last_model(story: Story) -> None:
+    seat = story.seats[PeerId("peer-2")]
+    seat.training = True
+    story.events = {1.0: story.finish(1, 2, 3, 4), 3.0: lambda: setattr(seat, "training", False)}
+    assert follow(story) == "finished"
+    assert story.passed == near(3.0)
+    seat.training = True
+    story.began = story.now
+    assert follow(story) == "finished", "but not for ever"
+    assert story.passed == near(FINISH_SECONDS)
 
 
 def test_a_swarm_that_comes_to_no_end_times_out(story: Story) -> None:

@@ -146,6 +146,36 @@ def test_rule_and_codec_of_a_new_run_are_known_ones(torchbft: Torchbft, tmp_path
     assert (chosen.rule, chosen.codec) == ("nnm+median", "int8")
 
 
+def test_two_members_with_one_address_are_refused_by_name(
+    torchbft: Torchbft, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b" / "run.toml"
+    torchbft("init", first, "--name", "lab-a", "--host", "Lab.example.org", "--port", 7700)
+    second.parent.mkdir()
+    second.write_bytes(first.read_bytes())
+    for port, code in ((7700, 2), (7701, 0)):
+        torchbft("init", second, "--name", "lab-b", "--host", "lab.example.org", "--port", port)
+        asked = torchbft("request", second, "--json").data["request"]
+        before = first.read_bytes()
+        ran = torchbft("admit", first, asked)
+        assert ran.code == code
+        assert (first.read_bytes() == before) == (code == 2)
+        if code:
+            assert "'lab-a' and 'lab-b' both have the address lab.example.org:7700" in ran.err
+            assert "hint: let one of them" in ran.err
+
+
+def test_whoever_admits_is_told_that_copies_are_merged(torchbft: Torchbft, tmp_path: Path) -> None:
+    first, second = tmp_path / "run.toml", tmp_path / "b" / "run.toml"
+    torchbft("init", first, "--name", "lab-a", "--port", 7700)
+    second.parent.mkdir()
+    second.write_bytes(first.read_bytes())
+    torchbft("init", second, "--name", "lab-b", "--port", 7701)
+    ran = torchbft("admit", first, torchbft("request", second, "--json").data["request"])
+    assert "all at once" in ran.err
+    assert "merges their signatures: torchbft admit run.toml COPY" in ran.err
+
+
 @pytest.mark.parametrize("name", ["Clinic", "-a", "a" * 33, "", "a b", "../x"])
 def test_a_wrong_name_makes_nothing(torchbft: Torchbft, tmp_path: Path, name: str) -> None:
     ran = torchbft("init", tmp_path / "run.toml", "--name", name)

@@ -20,9 +20,11 @@ from torchbft.cli import join as joining
 from torchbft.cli import leave as leaving
 from torchbft.cli import local
 from torchbft.cli import up as starting
+from torchbft.cli import void as voiding
 from torchbft.cli.local import Plan
 from torchbft.node.launch import Keys
 from torchbft.node.storage.lock import FolderLock
+from torchbft.node.wish import taken
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.runspec import dump_run, load_run
 from torchbft.primitives.trace import Evaluated, Notice, RoundEnded, TraceWriter
@@ -416,6 +418,32 @@ def test_a_node_that_goes_by_itself_just_then_is_no_error(
     monkeypatch.setattr(leaving, "os", SimpleNamespace(kill=kill))
     ran = torchbft("leave", run_file)
     assert (ran.code, ran.out) == (0, "stopped\n")
+
+
+# --- void -----------------------------------------------------------------------------------------
+
+
+def test_voiding_asks_the_running_node_and_says_whether_it_looked(
+    torchbft: Torchbft, lock: FolderLock, run_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, told = run_file.parent / "peers" / "lab-0", []
+    looks = SimpleNamespace(kill=lambda pid, number: told.append((pid, number, taken(folder))))
+    monkeypatch.setattr("torchbft.node.wish.os", looks)
+    ran = torchbft("void", run_file, "--reason", "two versions", "--json")
+    assert (ran.code, ran.data) == (0, {"name": "lab-0", "asked": True})
+    assert told == [(os.getpid(), signal.SIGURG, "two versions")]
+    monkeypatch.setattr("torchbft.node.wish.os", SimpleNamespace(kill=lambda *given: None))
+    monkeypatch.setattr(voiding, "time", Watch())
+    ran = torchbft("void", run_file)
+    assert ran.code == 1
+    assert "did not look" in ran.out
+    assert taken(folder) is None, "no wish is left for later"
+
+
+def test_voiding_where_nobody_runs_is_refused(
+    torchbft: Torchbft, solo: Callable[..., Path]
+) -> None:
+    refused(torchbft("void", solo()), "no node of lab-0 runs", "torchbft status")
 
 
 # --- up -------------------------------------------------------------------------------------------

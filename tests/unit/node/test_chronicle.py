@@ -106,6 +106,33 @@ def test_moments_that_never_came_or_came_in_another_order_cost_no_negative_time(
     assert phases == {"train": 0.0, "encode": 4.0, "wait": 0.0, "commit": 0.0, "reveal": 0.0}
 
 
+@pytest.mark.parametrize("lacking", ["start", "commit", "reveal", "decide", "fetch", "root"])
+def test_a_round_that_was_not_lived_through_is_not_measured(
+    chronicle: Chronicle, tmp_path: Path, lacking: str
+) -> None:
+    """After a restart, or with a copied state: no time at all, which is another thing than 0 s."""
+    for at, moment in enumerate(moment for moment in MARKS if moment != lacking):
+        chronicle.mark(0, moment, float(at))
+    chronicle.round_ended(0, 10.0, root=bytes(32))
+    (ended,) = records(tmp_path, trace.RoundEnded)
+    assert ended.consensus_seconds is None
+    assert ended.train_seconds is None
+    assert records(tmp_path, trace.Phase) == []
+
+
+@pytest.mark.parametrize("lacking", ["trained", "heard", "aggregate"])
+def test_who_does_not_train_measures_agreement_all_the_same(
+    chronicle: Chronicle, tmp_path: Path, lacking: str
+) -> None:
+    for at, moment in enumerate(MARKS):
+        if moment != lacking:
+            chronicle.mark(0, moment, float(at))
+    chronicle.round_ended(0, 10.0, root=bytes(32))
+    (ended,) = records(tmp_path, trace.RoundEnded)
+    assert ended.consensus_seconds is not None
+    assert (ended.train_seconds is None) == (lacking == "trained")
+
+
 def test_a_void_round_accepts_nobody_and_names_its_reason(
     chronicle: Chronicle, tmp_path: Path
 ) -> None:

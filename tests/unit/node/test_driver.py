@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from node_swarm import LIMIT, LocalSwarm, honest, run_swarm, update
+from node_swarm import LIMIT, LocalSwarm, honest, initial_state, run_swarm, update
 
 from torchbft.node import driver
 from torchbft.node.driver import STATE, PeerHost
@@ -487,6 +487,22 @@ def test_the_same_bytes_in_each_round_are_kept_as_long_as_a_round_needs_them(
         assert [swarm.rounds(name)[r].accepted for r in range(5)] == [tuple(swarm.names)] * 5
 
 
+def test_who_was_never_connected_is_told_so_and_the_trace_has_the_model_s_size(
+    tmp_path: Path,
+) -> None:
+    async def story(swarm: LocalSwarm) -> None:
+        for name in (A, B, C):
+            swarm.up(name)
+        await swarm.finished(A, B, C)
+
+    swarm = LocalSwarm(tmp_path, rounds=1)
+    run_swarm(swarm, story)
+    (accused,) = swarm.records(A, trace.Accused)
+    assert (accused.peer, accused.named, accused.reason) == ("peer-d", False, trace.NOT_CONNECTED)
+    told = [record.parameters for record in swarm.records(A, trace.RunStarted)]
+    assert told == [0, initial_state().layout.parameter_count]
+
+
 def test_verdicts_on_payloads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "MAX_INSPECTED", 3)
 
@@ -512,6 +528,9 @@ def test_c11_a_peer_that_waits_says_for_whom(tmp_path: Path) -> None:
     notice = next(r for r in swarm.records(A, trace.Notice) if "waiting for" in r.text)
     assert notice.waiting_for == ("peer-b", "peer-c", "peer-d")
     assert "not connected: peer-b, peer-c, peer-d" in notice.text
+    assert "or are done with the run" in notice.text, (
+        "who comes after the end must not wait unknowing"
+    )
     assert swarm.status(A)["waiting_for"] == ["peer-b", "peer-c", "peer-d"]
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from torchbft.cli.main import main
+from torchbft.primitives.runspec import load_run
+from torchbft.primitives.trace import RunStarted, TraceWriter
 
 Ran = tuple[int, str, str]
 Torchbft = Callable[..., Ran]
@@ -56,6 +58,10 @@ def test_verify_says_no_with_the_place(torchbft: Torchbft, copied: Path, name: s
     assert data["ledger_verified"] is False
     assert any(str(path) in problem["where"] for problem in data["problems"])
     assert f"problem: {path}" in ran[2]
+    _, out, err = torchbft("verify", copied)
+    assert out.startswith("NOT verified: 1 problem, first in " + str(path))
+    assert "signatures" not in out, "what did hold is no part of the verdict"
+    assert "what did hold: 3 run file signatures" in err
 
 
 def test_verify_of_an_edited_run_file(torchbft: Torchbft, copied: Path) -> None:
@@ -63,8 +69,32 @@ def test_verify_of_an_edited_run_file(torchbft: Torchbft, copied: Path) -> None:
     path.write_text(path.read_text().replace("learning_rate = 0.7", "learning_rate = 0.8"))
     code, out, err = torchbft("verify", copied)
     assert code == 1
-    assert "NOT verified" in out
+    assert out == "NOT verified: 1 problem, first in run file 'tiny'\n"
     assert "0 of 3 needed members signed this content" in err
+
+
+def test_status_warns_of_a_run_file_that_nobody_signed(torchbft: Torchbft, copied: Path) -> None:
+    assert "warning" not in torchbft("status", copied)[2]
+    assert as_data(torchbft("status", copied, "--json"))["run_file_problem"] == ""
+    path = copied / "run.toml"
+    path.write_text(path.read_text().replace("learning_rate = 0.7", "learning_rate = 0.8"))
+    code, _, err = torchbft("status", copied)
+    assert code == 0
+    assert err.startswith("warning: run file 'tiny': 0 of 3 needed members signed this content")
+    assert "edited" in as_data(torchbft("status", copied, "--json"))["run_file_problem"]
+
+
+def test_status_warns_of_a_run_file_that_is_another_run_s(torchbft: Torchbft, copied: Path) -> None:
+    writer = TraceWriter(copied / "peers" / "peer-a" / "trace.jsonl")
+    run = load_run(copied / "run.toml")
+    for run_id, warned in ((run.run_id.hex(), False), ("ab" * 32, True)):
+        writer.write(RunStarted(
+            at=1.0, peer="peer-a", run_id=run_id, name="tiny", members=("peer-a",), validators=4,
+            contributors=4, f=1, quorum=3, rule="", codec="", engine="", inner_steps=1,
+            batch_size=1, encrypted=True, parameters=1, machine="", versions={},
+        ))  # fmt: skip
+        assert ("it was changed after they had started" in torchbft("status", copied)[2]) == warned
+    writer.close()
 
 
 def test_a_comment_in_the_run_file_changes_nothing(torchbft: Torchbft, copied: Path) -> None:
@@ -83,9 +113,12 @@ def test_report_shows_that_the_log_is_proven(torchbft: Torchbft, copied: Path) -
 
 
 def test_report_shows_that_the_log_is_not(torchbft: Torchbft, copied: Path) -> None:
-    damage(copied / "peers" / "peer-a" / "blocks.log")
+    log = copied / "peers" / "peer-a" / "blocks.log"
+    damage(log)
     ran = torchbft("report", copied, "--json")
-    assert ran[0] == 0, "a report on a damaged run is still a report"
+    assert ran[0] == 1, "the page is written, but nobody may take it for a proven one"
+    assert f"problem: {log}" in ran[2]
+    assert "NOT verified: " in ran[2]
     assert as_data(ran)["ledger_verified"] is False
     page = (copied / "report.html").read_text()
     assert ">FALSE<" in page

@@ -13,7 +13,7 @@ from torchbft.node.storage.payloads import INCOMING
 from torchbft.primitives.digests import DIGEST_BYTES, payload_root
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.keys import SigningKey
-from torchbft.primitives.runspec import RunSpec, load_run
+from torchbft.primitives.runspec import RunSpec, Task, load_run
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.certificates import make_certificate, make_timeout_certificate
 from torchbft.protocols.ledger.messages import (
@@ -444,4 +444,14 @@ def test_starts_of_all_peers_must_agree(run: RunSpec, proven: Path, tmp_path: Pa
     momentum[0] = 1.0
     dataclasses.replace(state, outer_momentum_D=momentum).save(other)
     made.begin([source, other])
-    assert f"{other}: differs from the other starts" in told(made.findings)
+    assert told(made.findings) == f"{other}: is not the start that the run file names"
+    assert made.state is not None
+    assert made.state.root().hex() == run.task.start_root
+    third = tmp_path / "third.safetensors"
+    shutil.copy(source, third)
+    unnamed = msgspec.structs.replace(run, task=Task())
+    made = Models(unnamed, Recipe.of(run), {}, [], Findings())
+    made.begin([other, source, third])
+    assert told(made.findings) == f"{other}: differs from most starts"
+    assert made.state is not None
+    assert made.state.root().hex() == run.task.start_root, "the rounds are read from the right one"

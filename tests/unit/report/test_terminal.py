@@ -2,16 +2,27 @@
 
 import io
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from torchbft.primitives.evidence import Outcome
-from torchbft.primitives.trace import Accused, Notice, Record
+from torchbft.primitives.trace import (
+    NOT_CONNECTED,
+    Accused,
+    Notice,
+    Record,
+    Refusal,
+    RoundEnded,
+)
+from torchbft.report.answers import cost as cost_answer
 from torchbft.report.gather import Cell, PeerStatus, gather
+from torchbft.report.html import render
 from torchbft.report.terminal import (
     LiveView,
     phase_of,
@@ -24,6 +35,7 @@ from torchbft.report.words import LEGEND, look, seconds, sentence, size, span
 
 Make = Callable[..., Path]
 NOW = 1_800_000_020.0
+NAMES = tuple(f"peer-{letter}" for letter in "abcdefg")
 
 
 def shown(run_dir: Path, *, width: int = 110, ascii_only: bool = False, total: int = 0) -> str:
@@ -70,6 +82,99 @@ def test_picture_in_ascii_says_the_same(make_run: Make) -> None:
     text = shown(make_run(8), ascii_only=True)
     assert not [c for c in text if ord(c) > 127 and c not in "–∅"]
     assert re.search(r"peer-f .*dddMdddM", text)
+
+
+def test_a_glyph_that_looks_like_blame_is_explained(make_run: Make) -> None:
+    text = " ".join(shown(make_run(4)).split())
+    assert "◐ accepted, at less than half an equal share; that accuses nobody" in text
+    without = make_run(4)
+    for path in without.glob("peers/*/trace.jsonl"):
+        path.write_text(re.sub(r'"weights":{[^}]*}', '"weights":{}', path.read_text()))
+    assert "◐" not in shown(without), "only where there is one"
+
+
+def test_in_ones_own_folder_the_others_are_named_all_the_same(make_run: Make) -> None:
+    run_dir = make_run(4)
+    for name in NAMES[1:]:
+        shutil.rmtree(run_dir / "peers" / name)
+    set_status(run_dir, "peer-a", phase="train", connected=["peer-b", "peer-d"])
+    lines = shown(run_dir, width=160).splitlines()
+    rows = [line.split()[0] for line in lines if line.startswith("peer-")]
+    assert rows == list(NAMES)
+    assert "seen by peer-a alone, connected to peer-b, peer-d; the others keep" in "".join(lines)
+    assert "seen by" not in shown(make_run(4)), "where all folders are"
+
+
+def never_came(run_dir: Path, *, reason: str = NOT_CONNECTED, came: int | None = None) -> Path:
+    """peer-g is absent in all rounds but one, and suspected for it by everybody."""
+    gone = Refusal("peer-g", "absent", "no-commitment")
+    for peer in NAMES[:6]:
+        for number in range(4):
+            accepted = NAMES if number == came else NAMES[:6]
+            refusals = () if number == came else (gone,)
+            add(run_dir, peer, RoundEnded(at=1.0, round=number, void=False, accepted=accepted,
+                                          refusals=refusals, root=f"{number:064x}"))  # fmt: skip
+            add(run_dir, peer, Accused(at=1.0, peer="peer-g", fault="absent", round=number,
+                                       named=False, reason=reason))  # fmt: skip
+    return run_dir
+
+
+def test_who_never_connected_is_absent_and_not_suspected(make_run: Make) -> None:
+    run_dir = never_came(make_run(4))
+    text = shown(run_dir)
+    assert "absent peer-g: never connected (round 0–3)" in text
+    assert "suspected peer-g" not in text
+    view, stream = plain_view(run_dir)
+    with view:
+        view.refresh()
+    assert "absent: peer-g, never connected" in stream.getvalue()
+    assert re.search(r"round 0 .* absent peer-g$", stream.getvalue(), re.MULTILINE)
+    page = render(gather(run_dir))
+    assert "1 never connected" in page
+    assert "<td>absent</td>" in page
+
+
+@pytest.mark.parametrize("changed", [{"came": 2}, {"reason": "no-commitment"}])
+def test_who_was_there_at_times_is_suspected_for_the_others(
+    make_run: Make, changed: dict[str, Any]
+) -> None:
+    text = shown(never_came(make_run(4), **changed))
+    assert "suspected peer-g: absent" in text
+    assert "never connected" not in text
+
+
+def test_a_repeated_notice_is_told_again_once_for_all_peers(make_run: Make) -> None:
+    run_dir = make_run(1)
+    view, stream = plain_view(run_dir)
+    with view:
+        for times in (1, 2):
+            for peer in ("peer-a", "peer-b"):
+                add(run_dir, peer, Notice(at=float(times), text="waiting for peer-c"))
+            view.refresh()
+            view.refresh()
+            assert stream.getvalue().count("waiting for peer-c") == times
+
+
+def test_a_round_that_nobody_measured_is_not_told_as_quick(make_run: Make) -> None:
+    run_dir = make_run(3)
+    for path in run_dir.glob("peers/*/trace.jsonl"):
+        lines = [line for line in path.read_text().splitlines()
+                 if not ('"type":"phase"' in line and '"round":1' in line)]  # fmt: skip
+        lines = [re.sub(r',"(train|consensus)_seconds":[0-9.e-]+', "", line)
+                 if '"type":"round"' in line and '"round":1' in line else line
+                 for line in lines]  # fmt: skip
+        path.write_text("\n".join(lines) + "\n")
+    view, stream = plain_view(run_dir)
+    with view:
+        view.refresh()
+    told = [line for line in stream.getvalue().splitlines() if line.startswith("round")]
+    assert ["not measured" in line for line in told] == [False, True, False]
+    gathered = gather(run_dir)
+    assert [cost.round for cost in gathered.measured()] == [0, 2]
+    whole = gather(make_run(3))
+    assert cost_answer(gathered).split("inner step")[0] == cost_answer(whole).split("inner step")[0]
+    assert "not measured" in render(gathered)
+    assert "not measured" not in render(whole)
 
 
 def test_void_rounds_show_in_every_row(make_run: Make) -> None:

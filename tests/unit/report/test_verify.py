@@ -227,8 +227,10 @@ def test_another_start_is_found(copied: Path) -> None:
     path = peer(copied) / "start.safetensors"
     moved(AgreedState.load(path)).save(path)
     verdict = verify(copied)
-    assert says(verdict, "not the start that the run file names", str(path))
-    assert says(verdict, "differs from the other starts")
+    assert [(p.where, p.what) for p in verdict.problems] == [
+        (str(path), "is not the start that the run file names")
+    ], "neither the other starts nor the rounds that they lead to are false"
+    assert len(verdict.rounds) == 3
 
 
 def test_a_start_that_all_changed_gives_other_roots(copied: Path) -> None:
