@@ -20,6 +20,7 @@ from torchbft.protocols.round.state import (
     Seat,
     attestation_of,
     fits,
+    remembered,
 )
 
 TRANSFERABLE = "transferable"
@@ -41,12 +42,19 @@ def equivocation(current: RoundState, author: str) -> Evidence | None:
 def tally(current: RoundState, author: str, status: int) -> tuple[bytes, ...]:
     """The attestations on the ledger that give this status to the author's opening."""
     at = [seat.name for seat in current.seats].index(author)
+    wanted = bytes([status])
+    return tuple(tx for tx, statuses in _attestations(current) if statuses[at : at + 1] == wanted)
+
+
+@remembered
+def _attestations(current: RoundState) -> tuple[tuple[bytes, bytes], ...]:
+    """Transaction and statuses of each validator's attestation that came in time."""
     found = []
     for seat in current.validators:
         attestation = attestation_of(current, seat.name)
         slot = current.slot("attest", seat.name)
-        if attestation and slot and attestation.statuses[at : at + 1] == bytes([status]):
-            found.append(slot.txs[0])
+        if attestation is not None and slot is not None:
+            found.append((slot.txs[0], attestation.statuses))
     return tuple(found)
 
 

@@ -296,7 +296,10 @@ def state_digest(encoded: bytes) -> bytes:
 
 
 def find_slot(slots: tuple[Slot, ...], kind: str, author: str) -> Slot | None:
-    return next((slot for slot in slots if slot.kind == kind and slot.author == author), None)
+    for slot in slots:  # a loop: this is asked more often than anything else
+        if slot.author == author and slot.kind == kind:
+            return slot
+    return None
 
 
 def with_tx(
