@@ -1,4 +1,13 @@
-"""Short public names of the aggregation rules: ``torchbft.robust.get("arc+nnm+trimmed_mean")``."""
+"""Robust aggregation for research: short names, no node and no keys.
+
+    rule = robust.get("arc+nnm+trimmed_mean")            # or Compose(ARC(), NNM(), TrimmedMean())
+    rule.check(n=13, f=3)                                # raises, and says what is missing
+    mean_D, info = rule(updates_ND, f=3, mode="fast", return_info=True)
+    outcome = robust.aggregate(rule, [model.state_dict() for model in models], f=3, per="layer")
+
+``mode="deterministic"``, the default, gives the same bits on every CPU; ``mode="fast"`` uses
+ordinary products on the device of the updates. ``docs/aggregation.md`` helps to choose a rule.
+"""
 
 from torchbft.tensors.aggregation import (
     ARC,
@@ -24,17 +33,24 @@ from torchbft.tensors.aggregation import (
     Median,
     MultiKrum,
     NormClipping,
+    Outcome,
+    Plan,
+    PreAggregation,
+    Rows,
     Rule,
+    RuleState,
     SignMajority,
     StaticClipping,
     TrimmedMean,
     WeightedMean,
     Zeno,
+    aggregate,
     check_updates,
     describe,
     get,
     known,
     rules_that_fit,
+    stream,
 )
 
 __all__ = [
@@ -61,15 +77,22 @@ __all__ = [
     "Median",
     "MultiKrum",
     "NormClipping",
+    "Outcome",
+    "Plan",
+    "PreAggregation",
+    "Rows",
     "Rule",
+    "RuleState",
     "SignMajority",
     "StaticClipping",
     "TrimmedMean",
     "WeightedMean",
     "Zeno",
+    "aggregate",
     "check_updates",
     "describe",
     "get",
     "known",
     "rules_that_fit",
+    "stream",
 ]

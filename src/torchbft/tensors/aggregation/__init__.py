@@ -21,6 +21,11 @@ from torchbft.tensors.aggregation.coordinate import (
 from torchbft.tensors.aggregation.inputs import (
     check_updates,
 )
+from torchbft.tensors.aggregation.parameters import (
+    Outcome,
+    aggregate,
+    stream,
+)
 from torchbft.tensors.aggregation.preaggregation import (
     ARC,
     NNM,
@@ -28,8 +33,12 @@ from torchbft.tensors.aggregation.preaggregation import (
     NormClipping,
     StaticClipping,
 )
+from torchbft.tensors.aggregation.rows import (
+    Rows,
+)
 from torchbft.tensors.aggregation.rule import (
     AggregationInfo,
+    Plan,
     PreAggregation,
     Rule,
     RuleState,
@@ -82,7 +91,10 @@ __all__ = [
     "Median",
     "MultiKrum",
     "NormClipping",
+    "Outcome",
+    "Plan",
     "PreAggregation",
+    "Rows",
     "Rule",
     "RuleState",
     "SignMajority",
@@ -91,9 +103,11 @@ __all__ = [
     "TrimmedMean",
     "WeightedMean",
     "Zeno",
+    "aggregate",
     "check_updates",
     "describe",
     "get",
     "known",
     "rules_that_fit",
+    "stream",
 ]

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
 from torchbft.tensors.aggregation.coordinate import ClosestToMedian
 from torchbft.tensors.aggregation.geometry import squared_distances
-from torchbft.tensors.aggregation.rule import AggregationInfo, PreAggregation, Work
+from torchbft.tensors.aggregation.rule import Case, Plan, PreAggregation
 from torchbft.tensors.aggregation.span import krum_scores
 from torchbft.tensors.exact import Float64s
 
@@ -71,6 +70,10 @@ class Bulyan(ClosestToMedian):
         """β = θ − 2f of the θ = m picked rows."""
         return m - 2 * f
 
-    def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
+    def reads_gram(self, stages: tuple[PreAggregation, ...]) -> bool:
+        """Krum does."""
+        return True
+
+    def plan(self, gram_TT: Float64s | None, case: Case) -> Plan:
         """See Rule."""
-        return super().run(replace(work, stages=(*work.stages, RepeatedKrum())))
+        return super().plan(gram_TT, replace(case, stages=(*case.stages, RepeatedKrum())))

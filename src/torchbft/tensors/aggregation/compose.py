@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchbft.primitives.errors import MisuseError, PreconditionError
 from torchbft.tensors.aggregation.bulyan import Bulyan
@@ -21,7 +20,15 @@ from torchbft.tensors.aggregation.preaggregation import (
     NormClipping,
     StaticClipping,
 )
-from torchbft.tensors.aggregation.rule import AggregationInfo, PreAggregation, Rule, RuleState, Work
+from torchbft.tensors.aggregation.rule import (
+    AggregationInfo,
+    Case,
+    Plan,
+    PreAggregation,
+    Rule,
+    RuleState,
+    Work,
+)
 from torchbft.tensors.aggregation.selection import CAF, CGE, FABA, MDA, NNA, SMEA, DnC
 from torchbft.tensors.aggregation.span import (
     CentredClipping,
@@ -32,6 +39,7 @@ from torchbft.tensors.aggregation.span import (
     WeightedMean,
 )
 from torchbft.tensors.aggregation.trust import FLTrust, Zeno
+from torchbft.tensors.exact import Float64s
 
 _RULES: dict[str, type[Rule]] = {
     rule.name: rule
@@ -102,9 +110,17 @@ class Compose(Rule):
         """The history of the last rule: pre-aggregations have none."""
         return self._last.init(d, device)
 
-    def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
-        """See Rule."""
-        return self._last.run(work)
+    def reads_gram(self, stages: tuple[PreAggregation, ...]) -> bool:
+        """The last rule's."""
+        return self._last.reads_gram(stages)
+
+    def plan(self, gram_TT: Float64s | None, case: Case) -> Plan:
+        """The last rule's."""
+        return self._last.plan(gram_TT, case)
+
+    def carry_out(self, work: Work, plan: Plan) -> AggregationInfo:
+        """The last rule's."""
+        return self._last.carry_out(work, plan)
 
 
 def known() -> tuple[str, ...]:

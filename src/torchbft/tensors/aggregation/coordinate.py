@@ -14,7 +14,6 @@ from operator import add
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from torchbft.tensors.aggregation.mixture import mixture_of, shares
 from torchbft.tensors.aggregation.network import (
@@ -24,11 +23,19 @@ from torchbft.tensors.aggregation.network import (
     mean_of,
     order_statistics,
 )
-from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, Work
+from torchbft.tensors.aggregation.rule import (
+    AggregationInfo,
+    Case,
+    Plan,
+    PreAggregation,
+    Rule,
+    Work,
+)
 from torchbft.tensors.exact import (
     Blocks,
     Float64s,
     Mixer,
+    RowSource,
     matmul_in_order,
     row_norms,
     spans,
@@ -56,37 +63,41 @@ class CoordinateRule(Rule):
         least and the greatest of them. They are valid until the next call.
         """
 
-    def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
-        """See Rule."""
-        rows_ND, n = work.rows_ND, work.rows_ND.shape[0]
-        if not work.stages:
-            result_D, counts_N = self._combine_all(work, None, work.f)
-            norms_N = row_norms(rows_ND) if work.info else []
-            return result_D, AggregationInfo(shares(counts_N), (), norms_N)
-        mixture = mixture_of(work)
-        mixing_MN = mixture.coefficients_MT[:, :n]
-        result_D, counts_M = self._combine_all(work, mixing_MN, mixture.f)
-        weights_N = matmul_in_order(counts_M[None, :], mixing_MN)[0]
-        return result_D, AggregationInfo(shares(weights_N), mixture.refused, mixture.norms_N)
+    def reads_gram(self, stages: tuple[PreAggregation, ...]) -> bool:
+        """Only stages look at more than one coordinate."""
+        return bool(stages)
 
-    def _combine_all(
-        self, work: Work, mixing_MN: Float64s | None, f: int
-    ) -> tuple[Tensor, Float64s]:
-        """Return the result (D,), and in how many of the sampled coordinates each row was kept."""
-        rows_ND, dtype = work.rows_ND, working_dtype(work.rows_ND.dtype)
-        n, d = rows_ND.shape
+    def plan(self, gram_TT: Float64s | None, case: Case) -> Plan:
+        """See Rule."""
+        if gram_TT is None:
+            return Plan(None, case.f)
+        mixture = mixture_of(gram_TT, case)
+        return Plan(mixture.coefficients_MT, mixture.f, mixture.refused, mixture.norms_N)
+
+    def carry_out(self, work: Work, plan: Plan) -> AggregationInfo:
+        """See Rule."""
+        n, mixing_MN = work.rows_ND.shape[0], plan.mixing_MT
+        if mixing_MN is not None:
+            mixing_MN = mixing_MN[:, :n]
+        counts_M = self._combine_all(work, mixing_MN, plan.f)
+        if mixing_MN is not None:
+            counts_M = matmul_in_order(counts_M[None, :], mixing_MN)[0]
+        norms_N = plan.norms_N or (row_norms(work.rows_ND) if work.info else [])
+        return AggregationInfo(shares(counts_M), plan.refused, norms_N)
+
+    def _combine_all(self, work: Work, mixing_MN: Float64s | None, f: int) -> Float64s:
+        """Write the result; return in how many of the sampled coordinates each row was kept."""
+        n, d = work.rows_ND.shape
         m = n if mixing_MN is None else len(mixing_MN)
-        out_D = rows_ND.new_empty(d, dtype=dtype)
-        counts_M = np.zeros(m)
-        every = -(-d // SHARE_COLUMNS)
-        mix = _mixer(mixing_MN, rows_ND, exact=work.exact)
+        counts_M, every = np.zeros(m), -(-d // SHARE_COLUMNS)
+        mix = _mixer(mixing_MN, work.rows_ND, exact=work.exact)
         for span in spans(d, _block_width(m, d)):
             block_MB = mix(span)
             result_B, kept = self.combine(block_MB, f)
-            out_D[span] = torch.as_tensor(result_B)
+            work.out_D[span] = torch.as_tensor(result_B)
             if work.info:
                 counts_M += _kept_within(block_MB[:, ::every], [row[::every] for row in kept])
-        return out_D, counts_M
+        return counts_M
 
 
 def _block_width(m: int, d: int) -> int:
@@ -102,7 +113,9 @@ def _kept_within(block_MS: Block, kept: list[Block]) -> list[int]:
     return [int(((row_S >= low_S) & (row_S <= high_S)).sum()) for row_S in block_MS]
 
 
-def _mixer(mixing_MN: Float64s | None, rows_ND: Tensor, *, exact: bool) -> Callable[[slice], Block]:
+def _mixer(
+    mixing_MN: Float64s | None, rows_ND: RowSource, *, exact: bool
+) -> Callable[[slice], Block]:
     """Return what gives a block of (mixed) rows, valid until the next one."""
     if not exact:
         dtype = working_dtype(rows_ND.dtype)

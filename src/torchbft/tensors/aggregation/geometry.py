@@ -21,6 +21,7 @@ from torchbft.tensors.exact import (
     Array,
     Blocks,
     Float64s,
+    RowSource,
     add_gram_,
     block_columns,
     magnitude,
@@ -39,7 +40,7 @@ PLAIN_COLUMNS = 1 << 14
 """Columns of a block without quantisation: a float64 row is 128 KiB."""
 
 
-def centred_gram(rows_ND: Tensor, references: list[Tensor], *, exact: bool) -> Float64s:
+def centred_gram(rows_ND: RowSource, references: list[Tensor], *, exact: bool) -> Float64s:
     """Return the Gram matrix (T, T) of rows, then references.
 
     rows_ND: finite floats. references: float vectors of D entries. exact: quantised operands, same
@@ -53,8 +54,9 @@ def centred_gram(rows_ND: Tensor, references: list[Tensor], *, exact: bool) -> F
     blocks, sources = Blocks(rows_ND), [Blocks(vector_D[None]) for vector_D in references]
     width = block_columns(d)
     for span in spans(d, width * max(1, WORK_VALUES // (size * width))):
-        rows_TB = [*blocks[span], *(source[span][0] for source in sources)]
-        median_B = median_of(blocks[span])
+        block_NB = blocks[span]
+        rows_TB = [*block_NB, *(source[span][0] for source in sources)]
+        median_B = median_of(block_NB)
         single = all(row_B.dtype == np.float32 for row_B in rows_TB)
         points_TKB = _centred(rows_TB, median_B, width, np.float32 if single else np.float64)
         largest_TK = magnitude(points_TKB, -1)
@@ -77,10 +79,11 @@ def _centred(rows_TB: list[Array], median_B: Array, width: int, dtype: type) -> 
     return points_TKB
 
 
-def _plain_gram(rows_ND: Tensor, references: list[Tensor]) -> Float64s:
+def _plain_gram(rows_ND: RowSource, references: list[Tensor]) -> Float64s:
     """The same by ordinary products, on the rows' device."""
     n, d = rows_ND.shape
-    total_TT = rows_ND.new_zeros(n + len(references), n + len(references), dtype=torch.float64)
+    size = n + len(references)
+    total_TT = torch.zeros(size, size, dtype=torch.float64, device=rows_ND.device)
     for span in spans(d, PLAIN_COLUMNS):
         block_NB = rows_ND[:, span].to(working_dtype(rows_ND.dtype))
         median_B = torch.as_tensor(median_of(as_block(block_NB)))

@@ -38,7 +38,7 @@ def _refusal(update: Tensor, d: int, dtype: torch.dtype | None) -> str | None:
     return _not_finite(update.detach())
 
 
-def _not_finite(values: Tensor) -> str | None:
+def _not_finite(values: Tensor, first: int = 0) -> str | None:
     if values.numel() == 0:
         return None
     if values.device.type == "cpu":
@@ -48,7 +48,7 @@ def _not_finite(values: Tensor) -> str | None:
         least, most = (float(bound) for bound in torch.aminmax(values))
     if not (math.isfinite(least) and math.isfinite(most)):
         place = int(torch.isfinite(values).logical_not().reshape(-1).to(torch.uint8).argmax())
-        return f"non-finite value at coordinate {place}"
+        return f"non-finite value at coordinate {first + place}"
     if max(most, -least) > MAX_MAGNITUDE:
         return f"out of range: a magnitude above {MAX_MAGNITUDE:.3g}"
     return None
@@ -65,11 +65,23 @@ def as_rows(updates: Tensor) -> Tensor:
     if updates.dim() == 0 or updates.shape[0] == 0:
         raise MisuseError("updates need a first axis of contributions", where="aggregation")
     rows_ND = updates.detach().flatten(1) if updates.dim() > 1 else updates.detach()[:, None]
-    for row, values_D in enumerate(rows_ND if _not_finite(rows_ND) else ()):
-        if (reason := _not_finite(values_D)) is not None:
+    refuse_non_finite(rows_ND)
+    return rows_ND
+
+
+def refuse_non_finite(rows_NB: Tensor, first: int = 0) -> None:
+    """Raise MisuseError that names row and coordinate (counted from ``first``) of a bad value.
+
+    A sum of float32 is finite if no value is NaN or infinite, unless it overflows: then, and for
+    float64, whose magnitudes are bounded as well, the values are looked at one by one.
+    """
+    sums_N = rows_NB.sum(1, dtype=working_dtype(rows_NB.dtype))
+    if rows_NB.dtype != torch.float64 and bool(torch.isfinite(sums_N).all()):
+        return
+    for row, values_B in enumerate(rows_NB if _not_finite(rows_NB, first) else ()):
+        if (reason := _not_finite(values_B, first)) is not None:
             raise MisuseError(
                 f"row {row}: {reason}",
                 where="aggregation",
                 hint="refuse such rows with check_updates before the rule runs",
             )
-    return rows_ND

@@ -16,18 +16,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from torch import Tensor
 
-from torchbft.tensors.aggregation.geometry import (
-    beyond_norm_bound,
-    centred_gram,
-    squared_distances,
-)
-from torchbft.tensors.aggregation.rule import PreAggregation, Work
+from torchbft.tensors.aggregation.geometry import beyond_norm_bound, squared_distances
+from torchbft.tensors.aggregation.rule import Case, PreAggregation
 from torchbft.tensors.exact import Float64s, matmul_in_order, sqrt
-
-ZERO = "zero"
-"""The reference vector 0."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +27,14 @@ class Mixture:
     """M mixed rows, f of them a liar's: x'_m = Σ_t coefficients_MT[m, t] · x_t.
 
     gram_before: inner products of what step_PP, the last stage's mixing, was applied to (None: not
-    mixed yet). references: their names and vectors (D,), in order. norms_N: of the original rows.
+    mixed yet). names: of the references, in order. norms_N: of the original rows.
     """
 
     f: int
     coefficients_MT: Float64s
     gram_before: Float64s
     step_PP: Float64s | None
-    references: dict[str, Tensor]
+    names: tuple[str, ...]
     refused: tuple[int, ...]
     norms_N: list[float]
 
@@ -54,7 +46,7 @@ class Mixture:
     @property
     def refs(self) -> dict[str, int]:
         """Where each reference stands in ``gram_PP``."""
-        return {name: self.m + place for place, name in enumerate(self.references)}
+        return {name: self.m + place for place, name in enumerate(self.names)}
 
     @cached_property
     def gram_PP(self) -> Float64s:
@@ -79,23 +71,22 @@ class Mixture:
 
     def _with_references(self, matrix: Float64s) -> Float64s:
         points = matrix.shape[1]
-        return np.concatenate((matrix, np.eye(points)[points - len(self.references) :]))
+        return np.concatenate((matrix, np.eye(points)[points - len(self.names) :]))
 
 
-def mixture_of(work: Work) -> Mixture:
-    """Run one pass over the rows, refuse what lies beyond the norm bound, and run the stages."""
-    n, d = work.rows_ND.shape
-    references = {ZERO: work.rows_ND.new_zeros(1).expand(d), **work.state}
-    gram_TT = centred_gram(work.rows_ND, list(references.values()), exact=work.exact)
+def mixture_of(gram_TT: Float64s, case: Case) -> Mixture:
+    """Refuse what lies beyond the norm bound, then run the stages."""
+    n, f = case.n, case.f
     norms_N = sqrt(squared_distances(gram_TT)[n, :n]).tolist()
     # With a majority of liars the median is theirs: rules that allow it trust something else.
-    refused = beyond_norm_bound(gram_TT, n, work.f) if 2 * work.f < n else ()
+    refused = beyond_norm_bound(gram_TT, n, f) if 2 * f < n else ()
     kept = [place for place in range(len(gram_TT)) if place not in refused]
     coefficients_MT = np.eye(len(gram_TT))[kept[: n - len(refused)]]
     gram_PP = gram_TT[np.ix_(kept, kept)] if refused else gram_TT
-    f = work.f - len(refused)
-    mixture = Mixture(f, coefficients_MT, gram_PP, None, references, refused, norms_N)
-    for stage in work.stages:
+    mixture = Mixture(
+        f - len(refused), coefficients_MT, gram_PP, None, case.names, refused, norms_N
+    )
+    for stage in case.stages:
         mixture = mixture.mixed_by(stage)
     return mixture
 

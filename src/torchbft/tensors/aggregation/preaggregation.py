@@ -12,8 +12,7 @@ import numpy as np
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.errors import PreconditionError
 from torchbft.tensors.aggregation.geometry import kth_smallest, squared_distances
-from torchbft.tensors.aggregation.mixture import ZERO
-from torchbft.tensors.aggregation.rule import PreAggregation
+from torchbft.tensors.aggregation.rule import ZERO, PreAggregation
 from torchbft.tensors.aggregation.span import clip_factors
 from torchbft.tensors.exact import Float64s, sqrt
 

@@ -16,7 +16,7 @@ import numpy as np
 from torchbft.primitives.errors import PreconditionError
 from torchbft.tensors.aggregation.covers import cover_fits, first_without_conflict
 from torchbft.tensors.aggregation.geometry import squared_distances
-from torchbft.tensors.aggregation.mixture import ZERO
+from torchbft.tensors.aggregation.rule import ZERO
 from torchbft.tensors.aggregation.span import SpanRule, distances_to, equal_weights
 from torchbft.tensors.aggregation.spectrum import gram_about, top_eigenpairs
 from torchbft.tensors.exact import Float64s, sqrt, sum_in_order

@@ -14,16 +14,24 @@ import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import PreconditionError
-from torchbft.tensors.aggregation.geometry import kth_smallest, squared_distances
-from torchbft.tensors.aggregation.mixture import ZERO, mixture_of, shares
-from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, RuleState, Work
+from torchbft.tensors.aggregation.geometry import PLAIN_COLUMNS, kth_smallest, squared_distances
+from torchbft.tensors.aggregation.mixture import mixture_of, shares
+from torchbft.tensors.aggregation.rule import (
+    AggregationInfo,
+    Case,
+    Plan,
+    PreAggregation,
+    Rule,
+    RuleState,
+    Work,
+)
 from torchbft.tensors.exact import (
     Float64s,
     row_norms,
+    spans,
     sqrt,
     sum_in_order,
     weighted_sum,
-    working_dtype,
 )
 
 WEISZFELD_STEPS = 100
@@ -45,28 +53,34 @@ class SpanRule(Rule):
         of the references, which stand where ``refs`` says.
         """
 
-    def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
+    def plan(self, gram_TT: Float64s | None, case: Case) -> Plan:
         """See Rule."""
-        n = work.rows_ND.shape[0]
-        mixture = mixture_of(work)
+        assert gram_TT is not None
+        mixture = mixture_of(gram_TT, case)
         weights_P = self.select(mixture.gram_PP, n=mixture.m, f=mixture.f, refs=mixture.refs)
-        weights_T = mixture.compose(weights_P[None, :])[0]
-        result_D = combine_rows(work, weights_T, mixture.references)
-        info = AggregationInfo(shares(weights_T[:n]), mixture.refused, mixture.norms_N)
-        return result_D, info
+        weights_T = mixture.compose(weights_P[None, :])
+        return Plan(weights_T, mixture.f, mixture.refused, mixture.norms_N)
+
+    def carry_out(self, work: Work, plan: Plan) -> AggregationInfo:
+        """See Rule."""
+        assert plan.mixing_MT is not None
+        return combine_rows(work, plan.mixing_MT[0], plan)
 
 
-def combine_rows(work: Work, weights_T: Float64s, references: Mapping[str, Tensor]) -> Tensor:
-    rows_ND, n = work.rows_ND, work.rows_ND.shape[0]
-    dtype = working_dtype(rows_ND.dtype)
-    if not work.exact:
-        result_D = torch.from_numpy(weights_T[:n]).to(rows_ND.device, dtype) @ rows_ND.to(dtype)
+def combine_rows(work: Work, weights_T: Float64s, plan: Plan) -> AggregationInfo:
+    """Write Σ w_t·x_t over rows and references to ``work.out_D``; report the weights."""
+    rows_ND, out_D, n = work.rows_ND, work.out_D, work.rows_ND.shape[0]
+    if work.exact:
+        weighted_sum(weights_T[:n], rows_ND, out_D)
     else:
-        result_D = weighted_sum(weights_T[:n], rows_ND)
-    for weight, (name, vector_D) in zip(weights_T[n:].tolist(), references.items(), strict=True):
-        if name != ZERO and weight != 0.0:
-            result_D = (result_D.double() + vector_D.double() * weight).to(dtype)
-    return result_D
+        weights_N = torch.from_numpy(weights_T[:n]).to(out_D)
+        for span in spans(len(out_D), PLAIN_COLUMNS):
+            torch.mv(rows_ND[:, span].to(out_D.dtype).t(), weights_N, out=out_D[span])
+    for weight, vector_D in zip(weights_T[n + 1 :].tolist(), work.state.values(), strict=True):
+        if weight != 0.0:
+            out_D.copy_(out_D.double() + vector_D.double() * weight)
+    norms_N = plan.norms_N or (row_norms(rows_ND) if work.info else [])
+    return AggregationInfo(shares(weights_T[:n]), plan.refused, norms_N)
 
 
 class Mean(SpanRule):
@@ -93,13 +107,15 @@ class Mean(SpanRule):
         weights_P[:n] = self.weights(n)
         return weights_P
 
-    def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
-        """See Rule. Without stages no distance is needed and no row is refused."""
-        if work.stages:
-            return super().run(work)
-        weights_N = self.weights(work.rows_ND.shape[0])
-        norms_N = row_norms(work.rows_ND) if work.info else []
-        return combine_rows(work, weights_N, {}), AggregationInfo(shares(weights_N), (), norms_N)
+    def reads_gram(self, stages: tuple[PreAggregation, ...]) -> bool:
+        """Without stages no distance is needed and no row is refused."""
+        return bool(stages)
+
+    def plan(self, gram_TT: Float64s | None, case: Case) -> Plan:
+        """See Rule."""
+        if gram_TT is not None:
+            return super().plan(gram_TT, case)
+        return Plan(np.append(self.weights(case.n), np.zeros(len(case.names)))[None], case.f)
 
 
 def equal_weights(chosen: range | list[int], size: int) -> Float64s:

@@ -13,8 +13,15 @@ import torch
 from torch import Tensor
 
 from torchbft.primitives.errors import MisuseError, PreconditionError
-from torchbft.tensors.aggregation.mixture import ZERO, shares
-from torchbft.tensors.aggregation.rule import AggregationInfo, Rule, RuleState, Work
+from torchbft.tensors.aggregation.rule import (
+    ZERO,
+    AggregationInfo,
+    Case,
+    Plan,
+    Rule,
+    RuleState,
+    Work,
+)
 from torchbft.tensors.aggregation.selection import nearest
 from torchbft.tensors.aggregation.span import SpanRule, combine_rows, equal_weights
 from torchbft.tensors.exact import Float64s, row_norms, sqrt, sum_in_order
@@ -82,15 +89,23 @@ class Zeno(Rule):
         """No history: the score came with the rule."""
         return {}
 
-    def run(self, work: Work) -> tuple[Tensor, AggregationInfo]:
+    def plan(self, gram_TT: Float64s | None, case: Case) -> Plan:
+        """See Rule. A Gram matrix does not tell what an update is worth."""
+        raise MisuseError("zeno judges whole updates, not slices of them", where=self.name)
+
+    def carry_out(self, work: Work, plan: Plan) -> AggregationInfo:
+        """See Rule."""
+        assert plan.mixing_MT is not None
+        return combine_rows(work, plan.mixing_MT[0], plan)
+
+    def run(self, work: Work) -> AggregationInfo:
         """See Rule."""
         if work.stages:
             raise MisuseError("zeno judges single updates and takes no stage", where=self.name)
-        n, norms_N = len(work.rows_ND), np.array(row_norms(work.rows_ND))
-        scores_N = np.array([float(self.score(row_D)) for row_D in work.rows_ND])
+        n, norms_N = work.rows_ND.shape[0], np.array(row_norms(work.rows_ND))
+        rows = (work.rows_ND[row : row + 1, :][0] for row in range(n))
+        scores_N = np.array([float(self.score(row_D)) for row_D in rows])
         losses_N = self.penalty * np.square(norms_N) - scores_N
         losses_N[np.isnan(losses_N)] = np.inf
-        weights_N = equal_weights(nearest(losses_N, n - work.f), n)
-        return combine_rows(work, weights_N, {}), AggregationInfo(
-            shares(weights_N), (), norms_N.tolist()
-        )
+        weights_T = equal_weights(nearest(losses_N, n - work.f), n + 1)
+        return self.carry_out(work, Plan(weights_T[None], work.f, (), norms_N.tolist()))

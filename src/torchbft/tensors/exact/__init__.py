@@ -1,6 +1,6 @@
 """Arithmetic whose result has one value, whatever the thread count, vector width or BLAS."""
 
-from torchbft.tensors.exact.blocks import Blocks, working_dtype
+from torchbft.tensors.exact.blocks import Blocks, RowSource, working_dtype
 from torchbft.tensors.exact.mixing import Mixer, weighted_sum
 from torchbft.tensors.exact.scaling import (
     BLOCK_COLUMNS,
@@ -34,6 +34,7 @@ __all__ = [
     "Blocks",
     "Float64s",
     "Mixer",
+    "RowSource",
     "add_gram_",
     "all_finite",
     "block_columns",

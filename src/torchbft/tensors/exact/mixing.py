@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from torchbft.tensors.exact.blocks import Blocks
+from torchbft.tensors.exact.blocks import Blocks, RowSource
 from torchbft.tensors.exact.scaling import Array, Float64s, magnitude, rounder, to_grid_
 from torchbft.tensors.exact.sums import spans
 from torchbft.tensors.exact.workspace import workspace
@@ -77,14 +77,14 @@ def _weighted(weights_N: list[float], block_NB: Array) -> Float64s:
     return total_B
 
 
-def weighted_sum(weights_N: Float64s, rows_ND: Tensor) -> Tensor:
+def weighted_sum(weights_N: Float64s, rows_ND: RowSource, out_D: Tensor | None = None) -> Tensor:
     """Return Σ_n w_n·x_n on the CPU: float32 (D,), or float64 when the rows are float64.
 
     Each product and each sum is rounded in float64, rows in order; one last rounding gives the
-    result. Rows of weight 0 are not read.
+    result. Rows of weight 0 are not read. It is written to ``out_D`` if that is given.
     """
     blocks, weights = Blocks(rows_ND), weights_N.tolist()
-    out_D = np.empty(rows_ND.shape[1], blocks.dtype)
+    filled_D = np.empty(rows_ND.shape[1], blocks.dtype) if out_D is None else out_D.numpy()
     for span in spans(rows_ND.shape[1], WORK_COLUMNS):
-        np.copyto(out_D[span], _weighted(weights, blocks[span]), casting="same_kind")
-    return torch.from_numpy(out_D)
+        np.copyto(filled_D[span], _weighted(weights, blocks[span]), casting="same_kind")
+    return torch.from_numpy(filled_D) if out_D is None else out_D

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchbft.tensors.exact.blocks import RowSource
 from torchbft.tensors.exact.scaling import BLOCK_COLUMNS, Array, Float64s, magnitude, quantise_
 from torchbft.tensors.exact.workspace import workspace
 
@@ -108,9 +109,9 @@ def gram(rows_ND: Tensor) -> Float64s:
     return total_NN
 
 
-def row_norms(rows_ND: Tensor) -> list[float]:
+def row_norms(rows_ND: RowSource) -> list[float]:
     """Return the Euclidean norm of each row, from exact sums of squares of quantised values."""
-    total_N = np.zeros(len(rows_ND))
+    total_N = np.zeros(rows_ND.shape[0])
     for span in spans(rows_ND.shape[1], BLOCK_COLUMNS):
         block_NB = quantise_(_float64_copy(rows_ND[:, span]))
         total_N += block_NB.mul_(block_NB).sum(1).numpy()
