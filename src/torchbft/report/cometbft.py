@@ -163,8 +163,7 @@ class CometChain:
         assert self._expected is not None, "begin comes first"
         self._expected = expected_after(self._expected, seats_times_power(result))
         for one in self.blocks[height].evidence:
-            if isinstance(one, DuplicateVote):
-                self._evidence(one, height)
+            self._evidence(one, height)
 
     def _evidence(self, duplicate: DuplicateVote, height: int) -> None:
         """Two votes of one slot convict whether or not anybody put them to the application."""

@@ -183,6 +183,34 @@ def test_a_false_answer_is_not_written(
     assert heights(tmp_path / "chain.log") == list(range(1, 9))
 
 
+def test_evidence_of_before_a_restart_is_told_again(
+    recorded: dict[str, Any], tmp_path: Path
+) -> None:
+    """The peer may have died between the log and what it says of a liar."""
+    replies = Replies(recorded, 15)
+    asyncio.run(followed(tmp_path / "chain.log", replies))
+    replies.head = 17
+    seen: list[ChainRecord] = []
+    asyncio.run(followed(tmp_path / "chain.log", replies, seen))
+    assert [record.header.height for record in seen] == [14, 16, 17]
+
+
+def test_evidence_of_a_kind_that_takes_more_than_f_liars(
+    recorded: dict[str, Any], tmp_path: Path
+) -> None:
+    def edit(method: str, height: int, answer: Any) -> None:
+        if (method, height) == ("block", 14):
+            kind = "tendermint/LightClientAttackEvidence"
+            answer["block"]["evidence"]["evidence"][0]["type"] = kind
+
+    replies = Replies(recorded, 15)
+    replies.edit = edit
+    with pytest.raises(DecodeError, match="LightClientAttack") as caught:
+        asyncio.run(followed(tmp_path / "chain.log", replies))
+    assert "more than f liars" in caught.value.hint
+    assert heights(tmp_path / "chain.log") == list(range(1, 14))
+
+
 def test_another_chains_engine_at_the_port(recorded: dict[str, Any], tmp_path: Path) -> None:
     async def story() -> None:
         follower = Follower(tmp_path / "chain.log", Replies(recorded, 8), "another")
@@ -199,7 +227,7 @@ def test_a_log_of_something_else_is_not_appended_to(
     log = AppendLog(tmp_path / "chain.log")
     log.append(b"something else")
     log.close()
-    with pytest.raises(CorruptLogError, match="no record of a chain"):
+    with pytest.raises(CorruptLogError, match="record 0 is none of a chain"):
         Follower(tmp_path / "chain.log", Replies(recorded, 8), CHAIN_ID)
 
 

@@ -22,7 +22,6 @@ from torchbft.protocols.chain.evidence import (
 from torchbft.protocols.chain.messages import (
     BlockId,
     DuplicateVote,
-    OtherEvidence,
     Timestamp,
     Validator,
     Vote,
@@ -138,7 +137,7 @@ def test_evidence_is_checked_by_the_engines_rule_of_signatures(
 def test_evidence_in_a_block_becomes_ours(maker: ChainMaker) -> None:
     liar = maker.validators[2]
     told = maker.double_vote(liar, 1)
-    record = maker.block(evidence=[told, OtherEvidence(b"light client attack")])
+    record = maker.block(evidence=[told])
     assert evidence_fault(told, maker.records[0]) is None
     (evidence,) = evidence_in(record, {liar.address: LIAR})
     assert evidence.accused == LIAR

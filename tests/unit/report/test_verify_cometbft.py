@@ -15,16 +15,18 @@ from torchbft.cli.main import main
 from torchbft.node.ordering.follower import CHAIN_LOG
 from torchbft.node.ordering.genesis import genesis_document
 from torchbft.node.storage.log import AppendLog, read_log
+from torchbft.primitives.abci import FinalizeResult, ValidatorUpdate
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Member, RunSpec
 from torchbft.primitives.wire import encode
+from torchbft.protocols.chain.checks import updated
 from torchbft.protocols.chain.evidence import double_vote
 from torchbft.protocols.chain.messages import ChainRecord, DuplicateVote, decode_record
 from torchbft.protocols.ledger.messages import decode_finalized
 from torchbft.protocols.peer import application_of, checks_of, validators_of
 from torchbft.protocols.round import messages as m
-from torchbft.report.cometbft import CometChain, genesis_of
+from torchbft.report.cometbft import CometChain, genesis_of, seats_times_power
 from torchbft.report.findings import Findings, Verdict
 from torchbft.report.logs import LogRecord
 from torchbft.report.replay import Chain, Models, Replay
@@ -291,6 +293,24 @@ def test_the_genesis_is_the_one_that_the_engine_is_given(ordered_run: Ordered) -
         v.address.hex().upper(): v.power for v in mine.validators
     }
     assert file["consensus_params"]["version"]["app"] == str(mine.app_version)
+
+
+def test_changes_of_validators_have_the_engines_power(ordered_run: Ordered) -> None:
+    """The application counts seats; the engine hears of ten for each."""
+    key = SigningKey.derive(bytes(32), "joins").public
+    updates = (ValidatorUpdate(key, 2), ValidatorUpdate(bytes(32), 0))
+    told = seats_times_power(FinalizeResult((), b"hash", updates))
+    assert told.validator_updates == (ValidatorUpdate(key, 20), ValidatorUpdate(bytes(32), 0))
+    maker, application = begun(ordered_run[0], 0)
+    chain = CometChain(ordered_run[0].spec, Findings())
+    chain.begin(application)
+    first = maker.block([], app_hash=b"hash")
+    maker.expect(next_validators=updated(maker.validators, told.validator_updates))
+    second = maker.block([], app_hash=b"hash")
+    chain.add([LogRecord("log", encode(record)) for record in (first, second)])
+    assert chain.fault(1) == "carries a false application hash"
+    chain.applied(1, FinalizeResult((), b"hash", updates))
+    assert chain.fault(2) is None
 
 
 def test_a_crafted_signature_does_not_make_a_valid_chain_fail(ordered_run: Ordered) -> None:

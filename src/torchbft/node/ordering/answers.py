@@ -267,7 +267,10 @@ def _vote(told: _Vote) -> Vote:
 
 def _evidence(told: _Evidence) -> DuplicateVote:
     if told.type != DUPLICATE_VOTE:
-        raise DecodeError(f"evidence of type {told.type[:60]!r} cannot be recorded")
+        raise DecodeError(
+            f"evidence of type {told.type[:60]!r} cannot be recorded",
+            hint="it takes more than f liars: ask the members what happened",
+        )
     said = _read(told.value, _DuplicateVote)
     return DuplicateVote(
         _vote(said.vote_a),

@@ -11,7 +11,6 @@ one is noticed while there is still an engine to ask.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,8 +43,9 @@ class Answers(Protocol):
 class Follower:
     """The log ``chain`` of one peer, open for appending: one writer.
 
-    ``seen`` hears every record that is appended, in order of height. Opening raises CorruptLogError
-    on damage and StorageError when the disk refuses.
+    ``seen`` hears every record that is appended, in order of height; before them, at the first
+    ``catch_up``, those of earlier starts that hold evidence, since nobody knows what was made of
+    it. Opening raises CorruptLogError on damage and StorageError when the disk refuses.
     """
 
     def __init__(
@@ -57,21 +57,27 @@ class Follower:
     ) -> None:
         self._log, self._rpc, self._chain_id, self._seen = AppendLog(path), rpc, chain_id, seen
         self._turn = asyncio.Lock()
-        self.last = self._newest()
+        self._untold: list[ChainRecord] = []
+        self.last: ChainRecord | None = None
+        self._read()
 
     @property
     def height(self) -> int:
         """Of the newest record; 0 if there is none."""
         return self.last.header.height if self.last else 0
 
-    def _newest(self) -> ChainRecord | None:
-        newest = deque(self._log, maxlen=1)
-        try:
-            return decode_record(newest[0]) if newest else None
-        except DecodeError as error:
-            raise CorruptLogError(
-                f"no record of a chain ({error.what})", where=str(self._log.path), offset=0
-            ) from None
+    def _read(self) -> None:
+        for number, data in enumerate(self._log):
+            try:
+                self.last = decode_record(data)
+            except DecodeError as error:
+                raise CorruptLogError(
+                    f"record {number} is none of a chain ({error.what})",
+                    where=str(self._log.path),
+                    offset=0,
+                ) from None
+            if self.last.evidence:
+                self._untold.append(self.last)
 
     async def catch_up(self) -> int:
         """Append all heights from the log's end to the engine's head; how many that were.
@@ -81,6 +87,8 @@ class Follower:
         kept, and the next call asks again.
         """
         async with self._turn:
+            while self._untold:
+                self._seen(self._untold.pop(0))
             first, head = heights_of(await self._rpc.status())
             start = max(first, self.height + 1, 1)
             try:

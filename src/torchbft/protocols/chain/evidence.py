@@ -102,7 +102,7 @@ def evidence_in(record: ChainRecord, names: Mapping[bytes, PeerId]) -> list[Evid
     return [
         double_vote(record.header.chain_id, names[one.first.address], one.first, one.second)
         for one in record.evidence
-        if isinstance(one, DuplicateVote) and one.first.address in names
+        if one.first.address in names
     ]
 
 
@@ -112,7 +112,7 @@ def misbehaviour_in(record: ChainRecord, keys: Mapping[bytes, bytes]) -> tuple[M
     return tuple(
         Misbehaviour(keys[one.first.address], Height(one.first.height))
         for one in record.evidence
-        if isinstance(one, DuplicateVote) and one.first.address in keys
+        if one.first.address in keys
     )
 
 

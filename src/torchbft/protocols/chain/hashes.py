@@ -18,7 +18,6 @@ from torchbft.protocols.chain.messages import (
     CommitSig,
     DuplicateVote,
     Header,
-    OtherEvidence,
     Timestamp,
     Validator,
     Vote,
@@ -122,10 +121,8 @@ def data_hash(txs: Sequence[bytes]) -> bytes:
     return merkle([hashlib.sha256(tx).digest() for tx in txs])
 
 
-def evidence_hash(evidence: Sequence[DuplicateVote | OtherEvidence]) -> bytes:
-    return merkle(
-        [one.encoded if isinstance(one, OtherEvidence) else _duplicate(one) for one in evidence]
-    )
+def evidence_hash(evidence: Sequence[DuplicateVote]) -> bytes:
+    return merkle([_duplicate(one) for one in evidence])
 
 
 def _duplicate(evidence: DuplicateVote) -> bytes:

@@ -146,22 +146,16 @@ class Vote(Wire, frozen=True):
     extension_signature: Signature = b""
 
 
-class DuplicateVote(Wire, frozen=True, tag="duplicate-vote"):
+class DuplicateVote(Wire, frozen=True):
     """Evidence in a block: two votes of one key in one slot. Powers are of the votes' height,
-    ``time`` is that of its header."""
+    ``time`` is that of its header. The engine's other kind, an attack on light clients, takes more
+    than f liars; no record can hold it."""
 
     first: Vote
     second: Vote
     total_power: Count
     power: Count
     time: Timestamp
-
-
-class OtherEvidence(Wire, frozen=True, tag="other"):
-    """Evidence that names nobody by two signatures for one slot (an attack on light clients): kept
-    as the bytes that ``evidence_hash`` covers, and convicts nobody here."""
-
-    encoded: bytes
 
 
 class ChainRecord(Wire, frozen=True):
@@ -174,9 +168,7 @@ class ChainRecord(Wire, frozen=True):
 
     header: Header
     txs: Annotated[tuple[bytes, ...], msgspec.Meta(max_length=MAX_TXS)]
-    evidence: Annotated[
-        tuple[DuplicateVote | OtherEvidence, ...], msgspec.Meta(max_length=MAX_EVIDENCE)
-    ]
+    evidence: Annotated[tuple[DuplicateVote, ...], msgspec.Meta(max_length=MAX_EVIDENCE)]
     last_commit: Commit | None
     commit: Commit
     validators: Annotated[tuple[Validator, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
