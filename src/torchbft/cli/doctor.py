@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import socket
 import sys
@@ -21,7 +22,8 @@ from torchbft.node.launch import Keys
 from torchbft.node.storage.lock import holder_of
 from torchbft.node.transports.ports import check_port
 from torchbft.primitives.errors import ConfigError, CorruptLogError, TorchbftError
-from torchbft.primitives.runspec import Member, RunSpec, load_run
+from torchbft.primitives.ids import PeerId
+from torchbft.primitives.runspec import EngineName, Member, RunSpec, load_run
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 CONNECT_SECONDS = 2.0
@@ -85,17 +87,63 @@ def examine(run_file: Path, name: str = "", task: str = "") -> Iterator[Finding]
     else:
         others = tuple(member for member in run.members if member.name != me.name)
         yield from _own(run, me, run_file.parent / "peers" / me.name)
+        yield _clock_of_others(run, me, run_file.parent / "peers" / me.name)
     if task:
         yield _tried("task", lambda: _task(run, task))
-    yield from reachability(others)
+    yield from reachability(others, run.ledger.kind)
     yield from _machine(run_file.parent)
 
 
 def _own(run: RunSpec, me: Member, folder: Path) -> Iterator[Finding]:
     """What concerns this member alone."""
     yield _tried("keys", lambda: _keys(folder, run, me))
-    yield _own_port(me, folder)
+    yield _own_port(me.host, me.port, folder)
+    if run.ledger.kind == "cometbft":
+        yield from _engine(run, me, folder)
     yield from _logs(folder)
+
+
+def _engine(run: RunSpec, me: Member, folder: Path) -> Iterator[Finding]:
+    """What CometBFT needs here: its binary, its port, and the state of what its key signed."""
+    from torchbft.node.ordering.binary import COMETBFT_VERSION, find_binary
+    from torchbft.node.ordering.home import FOLDER, Home
+    from torchbft.node.ordering.settings import bind_host
+
+    yield _tried("CometBFT", lambda: f"{COMETBFT_VERSION} at {find_binary()}")
+    yield _own_port(bind_host(me.host), me.ledger_address[1], folder)
+    home = Home(folder / FOLDER)
+    if not home.fresh:
+        yield _tried("genesis", lambda: home.check(run))
+        if holder_of(folder) is None:
+            yield _tried("signing state", lambda: _signing_state(run, me, home.folder))
+
+
+def _signing_state(run: RunSpec, me: Member, home: Path) -> str:
+    from torchbft.node.ordering.genesis import chain_id
+    from torchbft.node.ordering.signstate import SignState, state_path
+
+    public = bytes.fromhex(me.voting)
+    state = SignState(state_path(home, public), public, chain_id(run))
+    state.close()
+    return f"up to height {state.last.height}"
+
+
+def _clock_of_others(run: RunSpec, me: Member, folder: Path) -> Finding:
+    """Whether this clock is that of the members who answer now. CometBFT needs it."""
+    from torchbft.node.transports import clock as clocks
+
+    check = "clock of others"
+    try:
+        identity = Keys.load(folder).identity
+    except ConfigError as error:
+        return Finding(check, WARN, "cannot be asked without this member's keys", error.hint)
+    found = asyncio.run(clocks.readings(run, PeerId(me.name), identity))
+    off = clocks.off_by(run, found)
+    if off is None:
+        return Finding(check, OK, f"agrees with that of the {len(found)} members who answer")
+    state = FAIL if run.ledger.kind == "cometbft" else WARN
+    hint = "set it (timedatectl set-ntp true)"
+    return Finding(check, state, f"this machine's is {clocks.words(off)}", hint)
 
 
 def _failed(check: str, error: TorchbftError) -> Finding:
@@ -140,13 +188,13 @@ def _task(run: RunSpec, task: str) -> str:
     return "source and start state are those of the run file"
 
 
-def _own_port(me: Member, folder: Path) -> Finding:
+def _own_port(host: str, port: int, folder: Path) -> Finding:
     """Whether this member can listen where the roster says it does."""
-    check = f"port {me.port}"
+    check = f"port {port}"
     if holder_of(folder) is not None:
         return Finding(check, OK, "is for this member's own node, which is running")
     try:
-        check_port(me.host, me.port)
+        check_port(host, port)
     except ConfigError as error:
         return _failed(check, error)
     return Finding(check, OK, "is free")
@@ -166,23 +214,26 @@ def _logs(folder: Path) -> Iterator[Finding]:
             yield _failed(path.name, error)
 
 
-def reachability(others: tuple[Member, ...]) -> list[Finding]:
-    """One connection to each other member, all at once."""
-    if not others:
+def reachability(others: tuple[Member, ...], kind: EngineName = "embedded") -> list[Finding]:
+    """One connection to each other member, and to its CometBFT if there is one, all at once."""
+    places = [(f"reach {member.name}", member.host, member.port) for member in others]
+    if kind == "cometbft":
+        places += [(f"reach {m.name}'s CometBFT", *m.ledger_address) for m in others]
+    if not places:
         return []
-    with ThreadPoolExecutor(max_workers=len(others)) as pool:
-        return list(pool.map(_reach, others))
+    with ThreadPoolExecutor(max_workers=len(places)) as pool:
+        return list(pool.map(lambda place: _reach(*place), places))
 
 
-def _reach(member: Member) -> Finding:
-    check, place = f"reach {member.name}", f"{member.host}:{member.port}"
+def _reach(check: str, host: str, port: int) -> Finding:
+    place = f"{host}:{port}"
     try:
-        with socket.create_connection((member.host, member.port), timeout=CONNECT_SECONDS):
+        with socket.create_connection((host, port), timeout=CONNECT_SECONDS):
             return Finding(check, OK, f"{place} answers")
     except ConnectionRefusedError:
         return Finding(check, WARN, f"{place} is there but nothing listens: not started, or done")
     except socket.gaierror:
-        return Finding(check, FAIL, f"the name {member.host!r} is unknown", "correct the host")
+        return Finding(check, FAIL, f"the name {host!r} is unknown", "correct the host")
     except OSError as error:
         why = "no answer" if isinstance(error, TimeoutError) else error.strerror
         hint = "open the port in the firewall, or correct host and port in the run file"

@@ -12,9 +12,24 @@ import pytest
 
 import torchbft.cli.doctor as doctor
 from torchbft.cli.doctor import clock, examine, reachability
+from torchbft.node.launch import Keys
+from torchbft.node.ordering import binary
+from torchbft.node.ordering.genesis import chain_id
+from torchbft.node.ordering.home import FOLDER, Home
+from torchbft.node.ordering.signstate import SignState, state_path
 from torchbft.node.storage.lock import FolderLock
 from torchbft.node.storage.log import AppendLog
-from torchbft.primitives.runspec import Member, dump_run, load_run
+from torchbft.node.transports import clock as clocks
+from torchbft.node.transports.clock import Reading
+from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.runspec import (
+    Ledger,
+    Member,
+    connection_key,
+    dump_run,
+    load_run,
+    new_member,
+)
 
 Torchbft = Callable[..., Any]
 
@@ -173,6 +188,88 @@ def test_a_clock_behind_another_members_trace_fails(run_file: Path) -> None:
     writer.write(Notice(at=time.time() + 7200, text="from a member whose clock is right"))
     writer.close()
     assert clock(run_file.parent, time.time()).state == "fail"
+
+
+# --- a run on CometBFT ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def engine_port(free_port: int) -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture
+def engine_file(run_file: Path, monkeypatch: pytest.MonkeyPatch, engine_port: int) -> Path:
+    """The same run, ordered by a CometBFT that is there."""
+    monkeypatch.setattr(binary, "check_version", lambda path: None)
+    monkeypatch.setenv(binary.VARIABLE, "/opt/cometbft")
+    member = msgspec.structs.replace(load_run(run_file).members[0], ledger_port=engine_port)
+    edit(run_file, members=(member,), ledger=Ledger(kind="cometbft"))
+    return run_file
+
+
+def test_a_run_on_cometbft_is_looked_at_too(engine_file: Path, engine_port: int) -> None:
+    found = finding(engine_file, "CometBFT")
+    assert (found.state, found.detail) == ("ok", "v0.40.0 at /opt/cometbft")
+    assert states(engine_file)[f"port {engine_port}"] == "ok"
+    with socket.create_server(("127.0.0.1", engine_port)):
+        assert states(engine_file)[f"port {engine_port}"] == "fail"
+
+
+def test_a_missing_cometbft_fails_with_what_to_run(
+    engine_file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(binary.VARIABLE)
+    monkeypatch.setattr(binary, "TOOLS", tmp_path)
+    monkeypatch.setenv("PATH", "")
+    found = finding(engine_file, "CometBFT")
+    assert found.state == "fail"
+    assert "make cometbft" in found.hint
+
+
+def test_a_lost_signing_state_and_another_genesis_fail(engine_file: Path) -> None:
+    run = load_run(engine_file)
+    folder = engine_file.parent / "peers" / "a"
+    keys = Keys.load(folder)
+    home = Home(folder / FOLDER)
+    assert "genesis" not in states(engine_file), "nothing was started yet"
+    home.prepare(run, connection_key(keys.identity), {})
+    assert states(engine_file)["genesis"] == "ok"
+    lost = finding(engine_file, "signing state")
+    assert (lost.state, "rotate" in lost.hint) == ("fail", True)
+    state = state_path(home.folder, keys.voting.public)
+    SignState.create(state, keys.voting.public, chain_id(run), height=7)
+    assert finding(engine_file, "signing state").detail == "up to height 7"
+    with FolderLock(folder):
+        assert "signing state" not in states(engine_file), "its own node holds it"
+    (home.config / "genesis.json").write_text("{}")
+    assert states(engine_file)["genesis"] == "fail"
+
+
+def test_engines_of_the_others_are_dialled(free_port: int, engine_port: int) -> None:
+    keys = SigningKey.generate(), SigningKey.generate()
+    other = new_member("b", *keys, host="127.0.0.1", port=free_port, ledger_port=engine_port)
+    with socket.create_server(("127.0.0.1", engine_port)):
+        found = {f.check: f.state for f in reachability((other,), "cometbft")}
+    assert found == {"reach b": "warn", "reach b's CometBFT": "ok"}
+
+
+@pytest.mark.parametrize(("kind", "state"), [("embedded", "warn"), ("cometbft", "fail")])
+def test_a_clock_that_the_others_call_wrong_fails_where_blocks_carry_time(
+    run_file: Path, monkeypatch: pytest.MonkeyPatch, kind: Any, state: str
+) -> None:
+    edit(run_file, ledger=Ledger(kind=kind))
+    other = load_run(run_file).members[0]
+
+    async def readings(*_: object) -> list[Reading]:
+        return [Reading(other, 61.0, 0.0)]
+
+    assert states(run_file)["clock of others"] == "ok"
+    monkeypatch.setattr(clocks, "readings", readings)
+    found = finding(run_file, "clock of others")
+    assert found.state == state
+    assert "61 s behind" in found.detail
 
 
 def test_a_rule_that_does_not_fit_fails_and_lists_those_that_do(run_file: Path) -> None:

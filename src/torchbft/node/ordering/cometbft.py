@@ -12,21 +12,20 @@ from pathlib import Path
 
 from torchbft.node.ordering.binary import find_binary
 from torchbft.node.ordering.genesis import chain_id
-from torchbft.node.ordering.home import Home
+from torchbft.node.ordering.home import FOLDER, Home
 from torchbft.node.ordering.process import EngineProcess, Notice
 from torchbft.node.ordering.rpc import Rpc, RpcError
 from torchbft.node.ordering.settings import bind_host, settings
 from torchbft.node.ordering.signer import SignerServer
 from torchbft.node.ordering.signing import Signer
-from torchbft.node.ordering.signstate import SignState
+from torchbft.node.ordering.signstate import SignState, state_path
+from torchbft.node.transports import clock
 from torchbft.node.transports.ports import listening_sockets
-from torchbft.primitives.errors import ConfigError
+from torchbft.primitives.errors import ConfigError, HaltError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Member, RunSpec, connection_id, connection_key
 
-FOLDER = "cometbft"
-"""Below the peer's folder."""
 POLL_SECONDS = 0.05
 """Between questions whether a starting engine answers; it takes a second or two."""
 READY_SECONDS = 60.0
@@ -42,6 +41,10 @@ PROBE_SECONDS = 1.0
 """For one connection to a member: a handshake round the globe takes a third of a second."""
 PROBES = 3
 """The fastest counts: what a busy machine adds is not the network's."""
+
+
+CLOCK_SECONDS = 30.0
+"""Between looks at the others' clocks; ours may be set while we run."""
 
 
 class CometEngine:
@@ -73,7 +76,8 @@ class CometEngine:
                 hint="let the member make its entry anew: torchbft init, then torchbft request",
             )
         self._run, self._me, self._notice = run, me, notice
-        self._connection, self._voting = connection_key(identity), voting
+        self._identity, self._connection = identity, connection_key(identity)
+        self._voting = voting
         self._reachable, self._listen, self._metrics = reachable, listen, metrics_port
         self._other_application = application
         self.home = Home(folder / FOLDER)
@@ -92,9 +96,11 @@ class CometEngine:
         return self._process
 
     async def start(self) -> None:
-        """Start the engine and all that belongs to it. Raises ConfigError, StorageError."""
+        """Start the engine and all that belongs to it. Raises ConfigError, StorageError, and
+        HaltError for a clock that is off."""
         self._binary = find_binary()
         await self._check_port()
+        await self._check_clock()
         state = self._open_state()
         self._signer = Signer(chain_id(self._run), self._voting, state)
         try:
@@ -103,7 +109,8 @@ class CometEngine:
             state.close()
             raise
         server = SignerServer(self._sockets.signer, self._signer, self.rpc.commit, self._notice)
-        self._tasks = [asyncio.create_task(server.run()), asyncio.create_task(self._watch())]
+        work = (server.run(), self._watch(), self._watch_clock())
+        self._tasks = [asyncio.create_task(each) for each in work]
 
     async def _check_port(self) -> None:
         """Raise ConfigError, which names the holder, where the engine could only end again."""
@@ -111,6 +118,25 @@ class CometEngine:
         host, port = self._listen or (bind_host(member.host), member.ledger_address[1])
         for sock in await listening_sockets(host, port):
             sock.close()
+
+    async def _check_clock(self) -> None:
+        """Raise HaltError if the other members' clocks say that ours is off."""
+        off = clock.off_by(self._run, await clock.readings(self._run, self._me, self._identity))
+        if off is not None:
+            raise HaltError(
+                f"this machine's clock is {clock.words(off)}",
+                where="ledger",
+                hint="set it (timedatectl set-ntp true) and start again: blocks carry their time",
+            )
+
+    async def _watch_clock(self) -> None:
+        while True:
+            await asyncio.sleep(CLOCK_SECONDS)
+            try:
+                await self._check_clock()
+            except HaltError as error:
+                self._process.fail(error)
+                return
 
     async def ready(self, seconds: float = READY_SECONDS) -> None:
         """Wait until the engine answers calls. Raises RpcError after ``seconds``, HaltError."""
@@ -140,18 +166,15 @@ class CometEngine:
 
     def rotate(self, voting: SigningKey, height: int) -> None:
         """Vote with another key, which never signed, above ``height``. Raises StorageError."""
-        path = self._state_path(voting)
+        path = state_path(self.home.folder, voting.public)
         SignState.create(path, voting.public, chain_id(self._run), height)
         if self._signer is not None:
             self._signer.use(voting, SignState(path, voting.public, chain_id(self._run)))
         self._voting = voting
 
-    def _state_path(self, voting: SigningKey) -> Path:
-        return self.home.folder / f"signed-{voting.public.hex()[:16]}.state"
-
     def _open_state(self) -> SignState:
         """The voting key's signing state; made where this member's engine was never prepared."""
-        path, chain = self._state_path(self._voting), chain_id(self._run)
+        path, chain = state_path(self.home.folder, self._voting.public), chain_id(self._run)
         if self.home.fresh and not path.exists():
             self.home.make()
             SignState.create(path, self._voting.public, chain)

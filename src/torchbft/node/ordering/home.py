@@ -19,7 +19,7 @@ from typing import Any
 
 import tomli_w
 
-from torchbft.node.ordering.genesis import check_genesis, genesis_bytes
+from torchbft.node.ordering.genesis import chain_id, check_genesis, genesis_bytes
 from torchbft.node.ordering.settings import Sockets
 from torchbft.node.storage.durable import replace_file, storage_error
 from torchbft.primitives.errors import ConfigError
@@ -28,6 +28,8 @@ from torchbft.primitives.runspec import RunSpec
 
 MAX_SOCKET_PATH = 100
 """The kernel takes 107 bytes (103 on some systems), less the file's name."""
+FOLDER = "cometbft"
+"""Below the peer's folder."""
 APPLICATION, SIGNER, RPC = "abci", "signer", "rpc"
 PRIVATE_FOLDER = 0o700
 
@@ -50,16 +52,20 @@ class Home:
         for folder in (self.folder, self.config, self.data):
             private_folder(folder)
 
+    def check(self, run: RunSpec) -> str:
+        """The chain that this folder is for. Raises ConfigError if it is another run's."""
+        path = self.config / "genesis.json"
+        check_genesis(_read(path), run, str(path))
+        return f"that of chain {chain_id(run)}"
+
     def prepare(self, run: RunSpec, connection: SigningKey, settings: dict[str, Any]) -> None:
         """Write what the engine reads at its start. Raises ConfigError, StorageError."""
         self.make()
         _write(self.config / "node_key.json", node_key(connection))
         _write(self.config / "config.toml", tomli_w.dumps(settings).encode())
-        genesis = self.config / "genesis.json"
-        if genesis.exists():
-            check_genesis(_read(genesis), run, str(genesis))
-        else:
-            _write(genesis, genesis_bytes(run))
+        if self.fresh:
+            _write(self.config / "genesis.json", genesis_bytes(run))
+        self.check(run)
 
     def sockets(self) -> Sockets:
         """Paths of the sockets, in a folder that only this user may enter.

@@ -110,15 +110,19 @@ class EngineProcess:
             except Exception as error:  # a full disk, a binary that went away
                 self._fault.set_result(f"it cannot be started ({error})")
 
-    def _give_up(self, why: str) -> None:
+    def fail(self, error: HaltError) -> None:
+        """Tell the owner that starting the engine again would not help."""
         if not self.failed.done():
-            self.failed.set_exception(
-                HaltError(
-                    f"CometBFT failed {MAX_QUICK_DEATHS + 1} times in a row: {why}",
-                    where="ledger",
-                    hint="its last lines are in this peer's log; torchbft doctor looks for causes",
-                )
+            self.failed.set_exception(error)
+
+    def _give_up(self, why: str) -> None:
+        self.fail(
+            HaltError(
+                f"CometBFT failed {MAX_QUICK_DEATHS + 1} times in a row: {why}",
+                where="ledger",
+                hint="its last lines are in this peer's log; torchbft doctor looks for causes",
             )
+        )
 
     async def _spawn(self) -> None:
         self._fault = self._loop.create_future()

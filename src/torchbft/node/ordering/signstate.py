@@ -34,6 +34,11 @@ _LOST = (
 )
 
 
+def state_path(home: Path, public: bytes) -> Path:
+    """Where the state of a key lies: each has its own."""
+    return home / f"signed-{public.hex()[:16]}.state"
+
+
 class LastSigned(Wire, frozen=True):
     """The last signature: ``step`` 1 is a proposal, 2 a prevote, 3 a precommit, 0 none yet."""
 

@@ -1,9 +1,9 @@
 """The one port of a peer: accepts and dials connections, and hands on only authenticated ones.
 
-A dialer introduces itself (``introduction.py``); then comes TLS, or the challenge in clear
-(``challenge.py``). A service sees a connection only once its peer has proved to be a member.
-Strangers hold one of a bounded number of places for a bounded time, until they are known to be
-strangers; members' handshakes have places of their own.
+A dialer introduces itself (``introduction.py``); then comes TLS, the challenge in clear
+(``challenge.py``), or a question for the time (``clock.py``). A service sees a connection only once
+its peer has proved to be a member. Strangers hold one of a bounded number of places for a bounded
+time, until they are known to be strangers; members' handshakes have places of their own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
-from torchbft.node.transports import challenge
+from torchbft.node.transports import challenge, clock
 from torchbft.node.transports.certificates import client_context, raw_public, server_context
 from torchbft.node.transports.introduction import (
     INTRODUCTION_BYTES,
@@ -58,6 +58,7 @@ NO_DESCRIPTOR_SECONDS = 1.0
 """Pause in accepting when the process is out of file descriptors."""
 
 _SERVICES = {CONTROL: 1, PAYLOADS: 2, PAYLOADS_CLEAR: 3}
+"""``clock.SERVICE`` is 4."""
 Factory = Callable[[PeerId], "asyncio.BaseProtocol | None"]
 
 
@@ -203,6 +204,8 @@ class Endpoint:
                 self._seat(public)
                 if service == _SERVICES[PAYLOADS_CLEAR]:
                     await self._admit_clear(sock)
+                elif service == clock.SERVICE:
+                    await clock.answer(sock, self.me, self._key, self.run_id)
                 else:
                     await self._admit_tls(sock, where)
         except asyncio.CancelledError:
