@@ -30,8 +30,16 @@ from torchbft.protocols.round.state import GenesisConfig
 sys.path.insert(0, str(Path(__file__).parents[1] / "round"))  # for ``round_world``
 MAX_BLOCK = 1 << 20
 CONNECTIONS = ("consensus", "mempool", "query", "snapshot")
+PAUSE = 0.002
 LIMIT = 60.0
 """Seconds that an answer may take on a loaded machine; idle it takes one thousandth."""
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Let other tasks run until something holds."""
+    async with asyncio.timeout(LIMIT):
+        while not reached():
+            await asyncio.sleep(PAUSE)
 
 
 class Died(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from fake_engine import LIMIT, Connection, genesis_call
+from fake_engine import PAUSE, Connection, genesis_call, until
 from round_world import World
 
 from torchbft.node.ordering import orderer as orderers
@@ -19,8 +19,6 @@ from torchbft.primitives.errors import ConfigError, DecodeError, TorchbftError
 from torchbft.primitives.ids import Height
 from torchbft.protocols.peer import CommitBlock, EngineStarted
 from torchbft.protocols.round.application import Application
-
-PAUSE = 0.002
 
 
 class StubEngine:
@@ -121,12 +119,6 @@ class Bench:
         height = Height(self.application.info().last_height + 1)
         await self.ask("finalize_block", pb.RequestFinalizeBlock(height=height, txs=txs))
         await self.ask("commit")
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LIMIT):
-        while not reached():
-            await asyncio.sleep(PAUSE)
 
 
 async def settled(bench: Bench) -> None:
