@@ -129,7 +129,10 @@ def _tell(run: RunSpec, *, as_json: bool) -> None:
     missing = [member.name for member in run.members if member.name not in signed]
     ready = len(signed) >= need
     if ready:
-        say(f"signed by {len(signed)} of {len(run.members)}, {need} needed: it can be run")
+        say(
+            f"signed by {len(signed)} of {len(run.members)}, {need} needed: it can be run;"
+            " send it to everybody"
+        )
     else:
         say(f"signed by {len(signed)}, {need} needed; not yet by {', '.join(missing)}")
         say(

@@ -70,6 +70,8 @@ def join(
     result = {"name": me, "status": over.status, "reason": over.reason, "root": root}
     text = f"{over.status}{': ' + over.reason if over.reason else ''}; model {root[:16]}…"
     emit(result, as_json=as_json, text=text)
+    if over.status == "finished":
+        say(f"the model is in {folder / 'checkpoints'}; next: torchbft report {run_file.parent}")
     if over.status == "stopped":
         say(f"the node's own words are in {folder / 'node.log'}; join again to go on")
     if over.status == "halted":

@@ -10,15 +10,12 @@ from torchbft.primitives.runspec import MAX_MEMBERS, EngineName
 from torchbft.pytorch.tasks import names
 
 RULES = (
-    "mean",
-    "median",
-    "trimmed_mean",
-    "krum",
-    "multi_krum",
-    "geometric_median",
-    "centred_clipping",
+    *("mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median"),
+    *("centred_clipping", "meamed", "bulyan", "mda", "smea", "cge", "caf", "faba", "dnc"),
+    *("sign_majority", "weighted_mean"),
 )
-STAGES = ("nnm", "arc", "norm_clipping")
+"""Those that need no input but the contributions."""
+STAGES = ("nnm", "arc", "norm_clipping", "static_clipping", "bucketing")
 CODECS = ("float32", "bfloat16", "int8", "topk:CHUNK:K[:float32|bfloat16|int8]")
 """What ``tensors`` knows, for help that does not load torch; a test compares them."""
 ENGINES: tuple[str, ...] = get_args(EngineName)

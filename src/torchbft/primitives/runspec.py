@@ -275,7 +275,8 @@ class RunSpec(_Table, frozen=True):
                 f"{len(set(signed))} of {need} needed members signed this content"
                 f" ({', '.join(signed) or 'nobody'})",
                 where=f"run file {self.name!r}",
-                hint="it was edited after signing, or not all have signed: torchbft admit run.toml",
+                hint="it was edited after signing, or not all have signed it (torchbft admit"
+                " run.toml), or another copy has their signatures (torchbft admit run.toml COPY)",
             )
 
     def signed(self, name: str, key: SigningKey) -> RunSpec:

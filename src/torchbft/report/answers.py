@@ -11,10 +11,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from html import escape
 
+from torchbft.primitives.errors import PreconditionError
 from torchbft.primitives.faults import FaultModel
 from torchbft.report.findings import Verdict
 from torchbft.report.gather import AGREEMENT, VOID, Cell, RoundCost, RunView
-from torchbft.report.words import PROOF, accusation, look, percent, seconds, size, span
+from torchbft.report.words import PHASES, PROOF, accusation, look, percent, seconds, size, span
+from torchbft.tensors.aggregation import describe
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "") -> str:
@@ -170,11 +172,11 @@ def _ratio(part: float, rest: float) -> float:
 
 def _cost_table(costs: list[RoundCost]) -> str:
     rows: list[tuple[str, Callable[[RoundCost], float], Callable[[float], str]]] = [
-        ("consensus time per inner step", lambda c: c.seconds_per_step, seconds),
-        ("consensus time per round", lambda c: c.consensus or 0.0, seconds),
-        ("training time per round", lambda c: c.train or 0.0, seconds),
+        ("agreement, time per inner step", lambda c: c.seconds_per_step, seconds),
+        ("agreement, time per round", lambda c: c.consensus or 0.0, seconds),
+        ("training, time per round", lambda c: c.train or 0.0, seconds),
         ("waiting for the slowest member to train", lambda c: c.wait, seconds),
-        ("consensus, share of the round's time", lambda c: c.share, percent),
+        ("agreement, share of the round's time", lambda c: c.share, percent),
         ("control bytes sent per inner step", lambda c: c.sent_control / c.steps, size),
         ("payload bytes sent per inner step", lambda c: c.sent_payload / c.steps, size),
         ("control, share of bytes", lambda c: _ratio(c.sent_control, c.sent_payload), percent),
@@ -201,13 +203,15 @@ def _phase_table(costs: list[RoundCost]) -> str:
     rows = [
         (
             escape(name),
+            escape(PHASES[name]),
             seconds(statistics.median(c.phases.get(name, 0.0) for c in costs)),
             seconds(statistics.median(c.phases.get(name, 0.0) / c.steps for c in costs)),
             percent(sum(c.phases.get(name, 0.0) for c in costs) / whole),
         )
         for name in names
     ]
-    return table(("phase", "per round", "per inner step", "share of consensus"), rows)
+    head = ("phase", "what happens", "per round", "per inner step", "share of agreement")
+    return table(head, rows)
 
 
 # Question 3: refused, or merely different
@@ -215,7 +219,7 @@ def _phase_table(costs: list[RoundCost]) -> str:
 
 def refusals(view: RunView, verdict: Verdict | None = None) -> str:
     """How each refused contribution was told from a merely different one."""
-    return _refused(view, _details(verdict)) + _weights(view) + _accused(view)
+    return _refused(view, _details(verdict)) + _weights(view) + _rule(view) + _accused(view)
 
 
 _Details = dict[tuple[str, int], str]
@@ -234,7 +238,11 @@ def _refused(view: RunView, details: _Details) -> str:
             if not cell.accepted and cell.outcome != VOID:
                 groups.setdefault((name, cell.outcome, cell.evidence), []).append((number, cell))
     if not groups:
-        return paragraph("<strong>No contribution was refused.</strong>")
+        return paragraph(
+            "<strong>No contribution was refused:</strong> each was committed in time, opened its"
+            " own commitment and decoded to finite numbers. Nobody can prove such a one wrong; it"
+            " can only be weighed."
+        )
     rows = [_refused_row(view, key, cells, details) for key, cells in sorted(groups.items())]
     count = sum(len(cells) for cells in groups.values())
     return paragraph(
@@ -280,11 +288,39 @@ def _weights(view: RunView) -> str:
     if not rows:
         return ""
     return paragraph(
-        "<strong>Accepted, but how much did it count?</strong> The rule weighs contributions by"
-        " how they stand to the others; 1 is an equal voice, 0 none. A low weight is not an"
-        " accusation: honest peers with unusual data are weighted down too, and the trace names"
-        " nobody for it."
+        f"<strong>Accepted, but how much did it count? {_lightest(view)}</strong> The rule weighs"
+        " contributions by how they stand to the others; 1 is an equal voice, 0 none. A low weight"
+        " is not an accusation: honest peers with unusual data are weighted down too, and the trace"
+        " names nobody for it."
     ) + table(("peer", "mean weight", "least", "rounds below half an equal share"), rows)
+
+
+def _lightest(view: RunView) -> str:
+    """Whose contributions hardly counted, in a sentence."""
+    low = {
+        name: sum(cell.down_weighted for cell in row.values())
+        for name, row in view.matrix().items()
+    }
+    told = ", ".join(f"{escape(name)} in {count}" for name, count in low.items() if count)
+    rounds = sum(not ended.void for ended in view.rounds())
+    return f"Of {rounds} rounds, less than half an equal share: {told or 'nobody in any'}."
+
+
+def _rule(view: RunView) -> str:
+    """How the run's rule sets apart what differs: the first sentence on each of its parts."""
+    name = view.spec.aggregation.rule if view.spec else (view.started.rule if view.started else "")
+    try:
+        parts = [describe(part.partition("(")[0]) for part in name.split("+")]
+    except PreconditionError:
+        return ""
+    told = "".join(
+        f"<li><code>{escape(part.name)}</code>: {escape(part.text.split(chr(10))[0])}</li>"
+        for part in parts
+    )
+    return (
+        paragraph(f"The rule of this run, <code>{escape(name)}</code>, in the order of its parts:")
+        + f"<ul>{told}</ul>"
+    )
 
 
 def _meter(share: float) -> str:

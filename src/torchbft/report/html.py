@@ -123,7 +123,7 @@ def _quality_tiles(view: RunView) -> list[str]:
     if right:
         note = "agreed model, held-out data"
         if isinstance(reference := view.demo.get("reference_accuracy"), int | float):
-            note += f"; without liars {reference:g}"
+            note += f"; {reference:.1f} % with a trusted mean and no liars"
         tiles.append(_tile("accuracy", percent(statistics.median(right)), note))
     return tiles
 

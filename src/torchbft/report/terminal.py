@@ -232,7 +232,7 @@ def _quorum_line(view: RunView, now: float) -> Text:
 
 def _only_here(view: RunView) -> list[Text]:
     """A line on a folder that holds some members' records alone, as on machines of their own."""
-    here = [name for name in view.members if name in view.peers]
+    here = [name for name in view.members if (peer := view.peers.get(name)) and peer.started]
     if not here or len(here) == len(view.members):
         return []
     connected = {peer for name in here if (status := view.peers[name].status)

@@ -47,6 +47,19 @@ _REFUSED = {
 _BY_WORD = {str(outcome): shown for outcome, shown in _REFUSED.items()}
 LEGEND = (ACCEPTED, DOWN_WEIGHTED, *_REFUSED.values(), VOIDED)
 
+PHASES = {
+    "train": "the inner steps",
+    "wait": "for the slowest member to train",
+    "encode": "state handed to the trainer, update encoded and stored",
+    "commit": "a block fixes the hidden digests",
+    "reveal": "a block takes the openings; updates go to everybody",
+    "decide": "a block takes the attestations and fixes which updates count",
+    "fetch": "updates that have not come are fetched",
+    "aggregate": "the rule, and the step of the agreed model",
+    "root": "a quorum signs the digest of the new model",
+}
+"""What happens in each phase of a round."""
+
 TERMINAL = {
     "ok": "green",
     "low": "yellow",

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import typer
 import torchbft.cli.main as program
 from torchbft import __version__, attacks
 from torchbft.cli.main import COMMANDS, build, main
+from torchbft.cli.options import RULES, STAGES
 from torchbft.cli.output import ExitCode, emit, exit_code, say, say_error
 from torchbft.primitives.errors import (
     ConfigError,
@@ -108,7 +109,9 @@ def test_every_command_has_help_with_an_example_and_json(torchbft: Torchbft, nam
 @pytest.mark.parametrize("name", ["demo", "up", "init"])
 def test_help_lists_the_values_that_an_option_takes(torchbft: Torchbft, name: str) -> None:
     text = "".join(torchbft(name, "--help").out.split())
-    values = {"--rule": aggregation.known(), "--codec": CODEC_NAMES}
+    alone = [rule for rule in aggregation.known() if not aggregation.describe(rule).inputs]
+    assert sorted(alone) == sorted((*RULES, *STAGES))
+    values: dict[str, Sequence[str]] = {"--rule": alone, "--codec": CODEC_NAMES}
     values |= {"--attack": ("none", *attacks.names()), "--data": tasks.names()}
     values |= {"--task": tasks.names()}
     for option, known in values.items():

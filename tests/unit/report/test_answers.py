@@ -11,10 +11,12 @@ import pytest
 
 from torchbft.primitives.trace import Refusal, RoundEnded
 from torchbft.report.answers import cost, liars, refusals, table, threshold
-from torchbft.report.gather import RoundCost, gather
+from torchbft.report.gather import PHASES, RoundCost, gather
+from torchbft.report.words import PHASES as WORDS_OF_PHASES
 from torchbft.report.words import PROOF, percent
 
 Make = Callable[..., Path]
+NAMES = tuple(f"peer-{letter}" for letter in "abcdefg")
 
 
 class Tables(HTMLParser):
@@ -59,9 +61,9 @@ def edit_rounds(run_dir: Path, change: Callable[[RoundEnded], RoundEnded]) -> No
 
 def test_cost_table_holds_the_medians_of_the_trace(make_run: Make) -> None:
     rows = rows_of(cost(gather(make_run(5))))
-    assert rows["consensus time per inner step"] == ["3.74 ms"] * 3
-    assert rows["consensus time per round"][0] == "74.8 ms"
-    assert rows["training time per round"][0] == "345 ms"
+    assert rows["agreement, time per inner step"] == ["3.74 ms"] * 3
+    assert rows["agreement, time per round"][0] == "74.8 ms"
+    assert rows["training, time per round"][0] == "345 ms"
     assert rows["waiting for the slowest member to train"][0] == "34.5 ms"
     assert rows["control bytes sent per inner step"][0] == "1.95 KiB"
     assert rows["payload bytes sent per inner step"][0] == "44.8 KiB"
@@ -75,7 +77,7 @@ def test_cost_table_tells_median_from_largest(make_run: Make) -> None:
         run_dir,
         lambda r: msgspec.structs.replace(r, consensus_seconds=2.0 if r.round == 9 else 0.1),
     )
-    assert rows_of(cost(gather(run_dir)))["consensus time per round"] == ["100 ms", "2 s", "2 s"]
+    assert rows_of(cost(gather(run_dir)))["agreement, time per round"] == ["100 ms", "2 s", "2 s"]
 
 
 def test_phases_share_out_the_whole(make_run: Make) -> None:
@@ -85,8 +87,8 @@ def test_phases_share_out_the_whole(make_run: Make) -> None:
     assert sum(shares) == pytest.approx(100.0, abs=0.2)
     assert "train" not in rows
     assert "wait" not in rows
-    assert phases["commit"][0] == "23 ms"
-    assert phases["commit"][1] == "1.15 ms", "divided by H = 20"
+    assert phases["commit"][:2] == ["a block fixes the hidden digests", "23 ms"]
+    assert phases["commit"][2] == "1.15 ms", "divided by H = 20"
 
 
 def test_share_counts_training_waiting_and_agreement() -> None:
@@ -147,6 +149,21 @@ def test_weights_of_accepted_contributions(make_run: Make) -> None:
     assert "peer-c" not in weights, "never accepted"
 
 
+def test_weights_are_told_in_a_sentence_and_the_rule_in_its_own_words(make_run: Make) -> None:
+    run_dir = make_run(8)
+    text = refusals(gather(run_dir))
+    assert "Of 8 rounds, less than half an equal share: peer-f in 6." in text
+    parts = re.findall(r"<li><code>(\w+)</code>: ([^<]+)</li>", text)
+    assert [name for name, _ in parts] == ["arc", "nnm", "trimmed_mean"]
+    assert parts[2][1] == "Mean of each coordinate without its f smallest and f largest values."
+    edit_rounds(run_dir, lambda r: msgspec.structs.replace(r, weights=dict.fromkeys(NAMES, 1 / 7)))
+    assert "less than half an equal share: nobody in any." in refusals(gather(run_dir))
+
+
+def test_every_phase_of_a_round_is_explained() -> None:
+    assert tuple(WORDS_OF_PHASES) == PHASES
+
+
 def test_nothing_refused_nobody_accused(make_run: Make) -> None:
     run_dir = make_run(2)
     edit_rounds(run_dir, lambda r: msgspec.structs.replace(r, refusals=(), weights={}))
@@ -154,7 +171,7 @@ def test_nothing_refused_nobody_accused(make_run: Make) -> None:
         kept = [line for line in path.read_bytes().splitlines() if b'"accused"' not in line]
         path.write_bytes(b"\n".join(kept) + b"\n")
     text = refusals(gather(run_dir))
-    assert "No contribution was refused." in text
+    assert "No contribution was refused:" in text
     assert "Nobody was accused of anything." in text
     assert "how much did it count" not in text, "no weights were recorded"
 
