@@ -38,20 +38,14 @@ WITH_LIARS = ("H=20, 2 withholders", 20, WITHHOLDERS)
 SECONDS = 600.0
 
 
-def measure(name: str, inner_steps: int, liars: int, rounds: int, codec: str) -> dict[str, Any]:
-    """One swarm's figures; medians over rounds after the warm-up and over honest peers."""
+def measure(name: str, inner_steps: int, liars: int, **plan: Any) -> dict[str, Any]:
+    """One swarm's figures; medians over rounds after the warm-up and over honest peers. ``plan``:
+    further fields of ``local.Plan``."""
     folder = Path(tempfile.mkdtemp(prefix="torchbft-round-"))
     try:
-        plan = Plan(
-            out=folder / "run",
-            task=TASK,
-            peers=PEERS,
-            rounds=rounds,
-            inner_steps=inner_steps,
-            codec=codec,
-        )
-        local = create(plan)
-        drawn = draw_liars(local.names, liars, plan.seed)
+        fields = {"peers": PEERS, **plan}
+        local = create(Plan(out=folder / "run", task=TASK, inner_steps=inner_steps, **fields))
+        drawn = draw_liars(local.names, liars, local.plan.seed)
         if drawn:
             arm(local, "withholder", drawn, None)
         return {"setting": name, "inner_steps": inner_steps, **_run(local, drawn)}
@@ -88,12 +82,14 @@ def figures(peers: list[PeerView]) -> dict[str, Any]:
         for phase in ("train", "wait", *AGREEMENT)
     }
     ended = [peer.rounds[n] for peer in peers for n in rounds if n in peer.rounds]
+    blocks = [block.seconds for peer in peers for block in peer.blocks.values() if block.txs]
     return {
         "rounds": len(rounds),
         "agreement_ms_median": 1e3 * statistics.median(overhead),
         "agreement_ms_p90": 1e3 * sorted(overhead)[int(0.9 * (len(overhead) - 1))],
         "training_ms_median": 1e3 * statistics.median(training),
         "share_of_wall": statistics.median(o / w for o, w in zip(overhead, wall, strict=True)),
+        "block_ms_median": 1e3 * statistics.median(blocks),
         "blocks_per_round": statistics.mean(r.blocks for r in ended),
         "phase_ms": phases,
         "sent_control_bytes": statistics.median(r.sent_control for r in ended),
@@ -122,7 +118,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     settings = [s for s in (*SETTINGS, WITH_LIARS) if given.only in ("", s[0])]
-    results = [measure(*setting, given.rounds, given.codec) for setting in settings]
+    results = [measure(*s, rounds=given.rounds, codec=given.codec) for s in settings]
     report = {
         "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "load": os.getloadavg(),
