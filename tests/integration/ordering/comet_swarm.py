@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -12,13 +13,17 @@ from typing import Any
 
 import pytest
 
+from torchbft.node.ordering.answers import time_of
 from torchbft.node.ordering.binary import find_binary
 from torchbft.node.ordering.cometbft import CometEngine
+from torchbft.node.ordering.genesis import validator_address
 from torchbft.node.ordering.rpc import RpcError
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Data, Ledger, RunSpec, new_member
+from torchbft.protocols.chain.hashes import sign_bytes
+from torchbft.protocols.chain.messages import BlockId, VoteKind
 
 SECONDS = 120.0
 """Bound of any wait on a busy machine; on an idle one nothing here takes ten."""
@@ -139,6 +144,30 @@ class Swarm:
     async def stop(self) -> None:
         for engine in self.engines.values():
             await engine.stop()
+
+
+def two_votes(key: SigningKey, block: dict[str, Any]) -> dict[str, Any]:
+    """Two prevotes of a key's holder at a block's height, as evidence in the engine's JSON. The
+    holder is one of four with power 10."""
+    header = block["header"]
+
+    def vote(letter: int) -> dict[str, Any]:
+        hash_ = bytes([letter]) * 32
+        text = sign_bytes(
+            header["chain_id"], VoteKind.PREVOTE, int(header["height"]), 0,
+            BlockId(hash_, 1, hash_), time_of(header["time"]),
+        )  # fmt: skip
+        named = hash_.hex().upper()
+        return {
+            "type": 1, "height": header["height"], "round": 0, "timestamp": header["time"],
+            "block_id": {"hash": named, "parts": {"total": 1, "hash": named}},
+            "validator_address": validator_address(key.public), "validator_index": 0,
+            "signature": base64.b64encode(key.sign_foreign(text)).decode(),
+        }  # fmt: skip
+
+    value = {"vote_a": vote(1), "vote_b": vote(2), "TotalVotingPower": "40",
+             "ValidatorPower": "10", "Timestamp": header["time"]}  # fmt: skip
+    return {"type": "tendermint/DuplicateVoteEvidence", "value": value}
 
 
 def held_port() -> closing[socket]:

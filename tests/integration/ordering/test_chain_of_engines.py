@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
-from comet_swarm import Swarm, needs_cometbft, until
+from comet_swarm import Swarm, needs_cometbft, two_votes, until
 
-from torchbft.node.ordering.answers import time_of
 from torchbft.node.ordering.follower import CHAIN_LOG, Follower
-from torchbft.node.ordering.genesis import chain_id, validator_address
+from torchbft.node.ordering.genesis import chain_id
 from torchbft.node.storage.log import read_log
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.protocols.chain.checks import first_fault, link_fault, record_fault
 from torchbft.protocols.chain.evidence import check_double_vote, evidence_fault, evidence_in
-from torchbft.protocols.chain.hashes import header_hash, sign_bytes
+from torchbft.protocols.chain.hashes import header_hash
 from torchbft.protocols.chain.messages import (
-    BlockId,
     ChainRecord,
     Flag,
-    VoteKind,
     address_of,
     decode_record,
 )
@@ -33,29 +28,6 @@ pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("swarms"), needs_
 
 KVSTORE_HASH = bytes(8)
 """Of the engine's own application before its first transaction."""
-
-
-def two_votes(swarm: Swarm, liar: PeerId, block: dict[str, Any]) -> dict[str, Any]:
-    """Evidence as the engine's JSON has it: two prevotes of the liar, by its own key."""
-    header, key = block["header"], swarm.voting[liar]
-
-    def vote(letter: int) -> dict[str, Any]:
-        hash_ = bytes([letter]) * 32
-        text = sign_bytes(
-            header["chain_id"], VoteKind.PREVOTE, int(header["height"]), 0,
-            BlockId(hash_, 1, hash_), time_of(header["time"]),
-        )  # fmt: skip
-        named = hash_.hex().upper()
-        return {
-            "type": 1, "height": header["height"], "round": 0, "timestamp": header["time"],
-            "block_id": {"hash": named, "parts": {"total": 1, "hash": named}},
-            "validator_address": validator_address(key.public), "validator_index": 0,
-            "signature": base64.b64encode(key.sign_foreign(text)).decode(),
-        }  # fmt: skip
-
-    value = {"vote_a": vote(1), "vote_b": vote(2), "TotalVotingPower": "40",
-             "ValidatorPower": "10", "Timestamp": header["time"]}  # fmt: skip
-    return {"type": "tendermint/DuplicateVoteEvidence", "value": value}
 
 
 def records(folder: Path) -> list[ChainRecord]:
@@ -92,7 +64,9 @@ def test_followers_of_real_engines_and_a_validator_that_signs_twice(tmp_path: Pa
             height = await swarm.order(b"b%d=1" % key, first)
         await steady.catch_up()
         block = await swarm.engines[first].rpc.block(Height(2))
-        await swarm.engines[first].rpc.broadcast_evidence(two_votes(swarm, liar, block["block"]))
+        await swarm.engines[first].rpc.broadcast_evidence(
+            two_votes(swarm.voting[liar], block["block"])
+        )
 
         async def is_told() -> bool:
             await swarm.order(b"c%d=1" % await swarm.height(first), first)

@@ -23,8 +23,11 @@ from torchbft.primitives.errors import TorchbftError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec
+from torchbft.protocols.chain.evidence import evidence_in
+from torchbft.protocols.chain.messages import ChainRecord, address_of
 from torchbft.protocols.peer import EngineStarted
 from torchbft.protocols.round.application import Application
+from torchbft.protocols.round.interface import Found
 
 MAX_QUEUED = 4096
 """Transactions that wait to be handed over; their authors send again what is left out."""
@@ -187,6 +190,21 @@ class Orderer:
         return True
 
 
+def accuser(
+    application: Application, feed: Callable[[object], None]
+) -> Callable[[ChainRecord], None]:
+    """Hears blocks and tells the machine of double votes in them. The engine reports these to the
+    application without the votes; with them they go on the ledger, and convict there."""
+
+    def heard(record: ChainRecord) -> None:
+        members = application.state.members
+        names = {address_of(member.voting): PeerId(member.name) for member in members}
+        for evidence in evidence_in(record, names):
+            feed(Found(evidence))
+
+    return heard
+
+
 def orderer_of(
     run: RunSpec,
     me: PeerId,
@@ -215,5 +233,6 @@ def orderer_of(
     comet = CometEngine(
         run, me, folder, identity=identity, voting=voting, notice=notice, reachable=reachable
     )
-    follower = Follower(folder / CHAIN_LOG, comet.rpc, chain_id(run))
+    seen = accuser(application, feed)
+    follower = Follower(folder / CHAIN_LOG, comet.rpc, chain_id(run), seen)
     return Orderer(comet, calls, feed, notice, follower)
