@@ -528,6 +528,30 @@ def test_a_flood_is_slowed_and_the_flooded_stays_responsive(
     run(story)
 
 
+def test_a_flood_is_slowed_for_its_peer_and_not_for_a_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_module, "MESSAGES_BURST", 10.0)
+    monkeypatch.setattr(control_module, "MESSAGES_PER_SECOND", 1e-6)
+
+    async def story() -> None:
+        members = await swarm("a", "b")
+        channel = members["a"].channel
+        await rogue(members, GREETING + frame(MESSAGE, b"x") * 20)
+        for _ in range(20):
+            await members["a"].messages.get()
+        next(iter(channel._links)).abort("cut")
+        await until(lambda: not channel.connected(), members["a"].peers.get)
+        await rogue(members, GREETING + frame(MESSAGE, b"y"))
+        assert await members["a"].messages.get() == ("b", b"y")
+        (again,) = channel._links
+        assert again._transport is not None
+        assert not again._transport.is_reading(), "it finds its debt again"
+        await close_all(members)
+
+    run(story)
+
+
 def test_a_queue_to_a_peer_that_does_not_read_is_bounded_and_counted() -> None:
     async def story() -> None:
         members = await swarm("a", "b")

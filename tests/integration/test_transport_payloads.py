@@ -20,6 +20,7 @@ import pytest
 
 from torchbft.node.storage.payloads import PayloadStore
 from torchbft.node.transports import data as data_module
+from torchbft.node.transports import endpoint as endpoint_module
 from torchbft.node.transports import holders as holders_module
 from torchbft.node.transports import messages, metering
 from torchbft.node.transports.challenge import prove_as_dialer
@@ -661,13 +662,19 @@ def test_one_slow_holder_does_not_change_what_the_network_has_shown(
 def test_a_peer_that_comes_back_again_and_again_is_not_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metering, "LINKS_BURST", 3.0)
+    """Not even to a handshake, while the others are."""
+    monkeypatch.setattr(endpoint_module, "HANDSHAKES_BURST", 3.0)
+    monkeypatch.setattr(endpoint_module, "HANDSHAKES_RATE", 1e-6)
 
     async def story() -> None:
-        async with swarm(tmp_path, A, B, C) as (_, b, _c):
-            assert [b.plane._accepted(A) is not None for _ in range(6)] == [True] * 4 + [False] * 2
-            assert b.plane._accepted(C) is not None
-            assert b.plane._new_link(A) is not None, "whom we dial ourselves is no matter of it"
+        async with swarm(tmp_path, A, B, C) as (a, b, c):
+            for _ in range(4):
+                await a.endpoint.dial(B, PAYLOADS_CLEAR, lambda peer: Raw())
+            with pytest.raises(UnreachableError):
+                await a.endpoint.dial(B, PAYLOADS_CLEAR, lambda peer: Raw())
+            while "again and again" not in b.endpoint.last_stranger:
+                await asyncio.sleep(0)
+            await c.endpoint.dial(B, PAYLOADS_CLEAR, lambda peer: Raw())
 
     run(story)
 

@@ -133,8 +133,7 @@ class _Link(asyncio.BufferedProtocol):
         self._metered: MeteredSocket | None = None
         self._decoder = FrameDecoder(LIMITS)
         self._buffer = memoryview(bytearray(READ_BYTES))
-        self._messages = Allowance(MESSAGES_PER_SECOND, MESSAGES_BURST)
-        self._bytes = Allowance(BYTES_PER_SECOND, BYTES_BURST)
+        self._messages, self._bytes = channel.allowances(peer)
         self.hello: Hello | None = None
         self.writable = True
         self.made = self.heard = self.wrote = self._loop.time()
@@ -272,6 +271,7 @@ class ControlChannel:
         self._reasons: dict[PeerId, str] = {}
         self._misbehaved: dict[PeerId, float] = {}
         self._arrivals: dict[PeerId, asyncio.Event] = {}
+        self._allowances: dict[PeerId, tuple[Allowance, Allowance]] = {}
         self._closing = False
         self._sweeper = self._loop.call_later(HEARTBEAT_SECONDS, self._sweep)
         endpoint.serve(CONTROL, lambda peer: self._new_link(peer, dialled=False))
@@ -376,6 +376,14 @@ class ControlChannel:
         link = _Link(self, peer, dialled)
         self._links.add(link)
         return link
+
+    def allowances(self, peer: PeerId) -> tuple[Allowance, Allowance]:
+        """Messages and bytes that may be read from a peer: on all its connections together."""
+        fresh = (
+            Allowance(MESSAGES_PER_SECOND, MESSAGES_BURST),
+            Allowance(BYTES_PER_SECOND, BYTES_BURST),
+        )
+        return self._allowances.setdefault(peer, fresh)
 
     def greeted(self, link: _Link, hello: Hello) -> None:
         """Both ends are known: check that they run one run, and settle which connection stays."""

@@ -12,8 +12,8 @@ begun with one holder is finished with another from the chunk it reached.
   held or no longer wanted. Whoever is slow, a pusher that came first included, is left for another
   (``holders.py``); one that sends a wrong chunk is reported and not asked again.
 - *Rounds*: what belongs to rounds far behind our own is dropped, memory and connections' work.
-- *Quotas*: frames, unwanted bytes, reads of our disk and new connections are bounded for each peer,
-  however many connections it makes one after the other.
+- *Quotas*: frames, unwanted bytes and reads of our disk are bounded for each peer, over all its
+  connections; how many it makes, the endpoint bounds.
 
 Round-level deadlines are the protocol's; the bounds here only decide when to try another holder.
 """
@@ -138,7 +138,7 @@ class DataPlane:
         self._best_rate = 0.0
         self._jobs: set[asyncio.Task[Any]] = set()
         self._closed = False
-        endpoint.serve(self._service, self._accepted)
+        endpoint.serve(self._service, self._new_link)
 
     # What the host calls
 
@@ -291,10 +291,6 @@ class DataPlane:
         self._delivered = {k: v for k, v in self._delivered.items() if self._store.has(k)}
 
     # Connections
-
-    def _accepted(self, peer: PeerId) -> PayloadLink | None:
-        admitted = self.quota(peer).links.permits(1.0, self._loop.time())
-        return self._new_link(peer) if admitted else None
 
     def _new_link(self, peer: PeerId) -> PayloadLink | None:
         refused = self._closed or self._cooling.get(peer, 0.0) > self._loop.time()

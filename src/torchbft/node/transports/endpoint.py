@@ -24,7 +24,7 @@ from torchbft.node.transports.introduction import (
     Introductions,
     introduction,
 )
-from torchbft.node.transports.metering import Meter, set_congestion
+from torchbft.node.transports.metering import Allowance, Meter, set_congestion
 from torchbft.node.transports.ports import format_address, listening_sockets
 from torchbft.primitives.errors import ConfigError, DecodeError, MisuseError, TorchbftError
 from torchbft.primitives.ids import PeerId
@@ -47,6 +47,10 @@ under way when a member's connection is accepted, so its place there is needed f
 PENDING_PER_MEMBER = 8
 """Handshakes in one member's name, each service's dial before and after a restart, twice over;
 beyond it the oldest gives way."""
+
+HANDSHAKES_RATE, HANDSHAKES_BURST = 1.0, 64.0
+"""Handshakes in one member's name per second, and at once, on all services together: each costs a
+millisecond of ours. Honest connections last; a restart makes a few."""
 
 DEFER_SECONDS = 5
 """The system keeps connections that send nothing from us for so long, where it can."""
@@ -116,6 +120,7 @@ class Endpoint:
         self._sockets: list[socket.socket] = []
         self._pending: dict[asyncio.Task[None], None] = {}
         self._places: dict[bytes, dict[asyncio.Task[None], None]] = {}
+        self._handshakes: dict[bytes, Allowance] = {}
         self._admitting: set[asyncio.Task[None]] = set()
         self._contexts: dict[str, ssl.SSLContext] = {}
         self.strangers, self.last_stranger = 0, ""
@@ -219,6 +224,10 @@ class Endpoint:
         """Give this connection a place for its handshake among those of the member it names."""
         task = cast("asyncio.Task[None]", asyncio.current_task())
         self._pending.pop(task, None)
+        fresh = Allowance(HANDSHAKES_RATE, HANDSHAKES_BURST)
+        now = asyncio.get_running_loop().time()
+        if not self._handshakes.setdefault(public, fresh).permits(1.0, now):
+            raise DecodeError("it connects again and again")
         _take_place(self._places.setdefault(public, {}), task, PENDING_PER_MEMBER)
 
     async def _admit_tls(self, sock: socket.socket, where: str) -> None:

@@ -141,9 +141,6 @@ READ_RATE, READ_BURST = 20e6, 256e6
 """Bytes of our files hashed at one peer's request, for digests that are not in memory: 21 liars
 keep a third of one thread busy, of those that serve nothing else."""
 
-LINKS_RATE, LINKS_BURST = 0.5, 32.0
-"""Connections taken from one peer: honest ones last, and a restart makes a few."""
-
 
 class Allowance:
     """A token bucket: ``rate`` units a second, saved up to ``burst``."""
@@ -174,4 +171,3 @@ class Quota:
         self.unwanted = Allowance(DISCARD_RATE, DISCARD_BURST)
         self.frames = Allowance(FRAMES_RATE, FRAMES_BURST)
         self.reads = Allowance(READ_RATE, READ_BURST)
-        self.links = Allowance(LINKS_RATE, LINKS_BURST)
