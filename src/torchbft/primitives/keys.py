@@ -68,6 +68,32 @@ class SigningKey:
         raise TypeError("a secret key is not pickled")
 
 
+class KeyRing:
+    """A member's own voting keys by their public halves: the one in force, and after a rotation was
+    asked for the next one. A machine signs with the one that the ledger's members list at the time.
+    """
+
+    def __init__(self, *keys: SigningKey) -> None:
+        self._keys = {key.public: key for key in keys}
+
+    @classmethod
+    def of(cls, key: SigningKey | KeyRing) -> KeyRing:
+        """The same ring, or one of a single key."""
+        return key if isinstance(key, KeyRing) else cls(key)
+
+    def add(self, key: SigningKey) -> None:
+        """Have one more key from now on."""
+        self._keys[key.public] = key
+
+    def get(self, public: bytes | None) -> SigningKey | None:
+        """The secret key of this public one, if it is ours."""
+        return self._keys.get(public) if public is not None else None
+
+    @property
+    def publics(self) -> tuple[bytes, ...]:
+        return tuple(self._keys)
+
+
 @lru_cache(maxsize=VERIFY_CACHE)
 def _verify(public: bytes, message: bytes, signature: bytes) -> bool:
     try:

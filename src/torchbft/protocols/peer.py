@@ -18,7 +18,7 @@ from torchbft.primitives.effects import Broadcast, Effect, Received, Send, Tick
 from torchbft.primitives.errors import DecodeError, StorageError
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.ids import Height, PeerId
-from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.keys import KeyRing, SigningKey
 from torchbft.primitives.runspec import RunSpec
 from torchbft.primitives.wire import encode
 from torchbft.protocols.chain import evidence as chain
@@ -119,7 +119,9 @@ def checks_of(run: RunSpec) -> EvidenceChecks:
 
 def application_of(run: RunSpec) -> Application:
     """The application at genesis."""
-    genesis = GenesisConfig.from_run(run)
+    from torchbft.tensors.recipe import needs_of  # here: it brings torch
+
+    genesis = GenesisConfig.from_run(run, needs_of(run.aggregation.rule))
     application = Application(genesis, checks_of(run))
     application.init_chain(encode(genesis))
     return application
@@ -128,33 +130,35 @@ def application_of(run: RunSpec) -> Application:
 class ComposedPeer:
     """``start``, ``handle`` and ``deadline`` of a whole peer, whatever orders its blocks.
 
-    ``key`` is the voting key, ``secret`` 32 bytes from which salts and shares are derived;
-    ``records`` what was persisted before a restart, by log: ``statements`` and the engine's. Takes
-    ``Received``, ``Tick`` and all inputs of ``protocols.round.interface`` but ``LedgerAdvanced``
-    and ``Heard``. Gives the effects of ``primitives.effects``, the round's apply effects,
-    ``BlockDone`` and ``Suspected``.
+    ``key`` is the voting key, or a ring of an old and a new one; ``secret`` 32 bytes from which
+    salts and shares are derived; ``records`` what was persisted before a restart, by log:
+    ``statements`` and the engine's. Takes ``Received``, ``Tick`` and all inputs of
+    ``protocols.round.interface`` but ``LedgerAdvanced`` and ``Heard``.
+    Gives the effects of ``primitives.effects``, the round's apply effects, ``BlockDone`` and
+    ``Suspected``.
     """
 
     def __init__(
         self,
         run: RunSpec,
         me: PeerId,
-        key: SigningKey,
+        key: SigningKey | KeyRing,
         secret: bytes,
         records: Mapping[str, Sequence[bytes]],
     ) -> None:
         self._me, self.application = me, application_of(run)
-        self._catch_up(run, key, records)
+        keys = KeyRing.of(key)
+        self._catch_up(run, keys, records)
         self._round = RoundMachine(
             RoundConfig(me, run.timing),
-            key,
+            keys,
             secret,
             self.application,
             records.get("statements", ()),
         )
 
     def _catch_up(
-        self, run: RunSpec, key: SigningKey, records: Mapping[str, Sequence[bytes]]
+        self, run: RunSpec, keys: KeyRing, records: Mapping[str, Sequence[bytes]]
     ) -> None:
         """Bring the application to where the engine's records leave it."""
         raise NotImplementedError
@@ -232,7 +236,7 @@ class PeerMachine(ComposedPeer):
     """A peer under the embedded ledger, whose logs are ``votes`` and ``blocks``."""
 
     def _catch_up(
-        self, run: RunSpec, key: SigningKey, records: Mapping[str, Sequence[bytes]]
+        self, run: RunSpec, keys: KeyRing, records: Mapping[str, Sequence[bytes]]
     ) -> None:
         self._ledger = ledger.LedgerMachine(
             ledger_effects.LedgerConfig(
@@ -240,8 +244,9 @@ class PeerMachine(ComposedPeer):
                 me=self._me,
                 proposal_wait=run.ledger.proposal_wait,
                 view_timeout=run.ledger.view_timeout,
+                names=self.application.names,
             ),
-            key,
+            keys,
             validators_of(run),
             self.application,
             lambda pending: proposal_complete(self.application.state, pending),
@@ -260,6 +265,12 @@ class PeerMachine(ComposedPeer):
     def deadline(self) -> float | None:
         times = (self._ledger.deadline(), self._round.deadline())
         return min((t for t in times if t is not None), default=None)
+
+    def _taken(self, event: object, now: float) -> list[Effect]:
+        known: list[Effect] = []
+        if isinstance(event, rounds.KeyAdded):
+            known = _tagged(LEDGER, self._ledger.add_key(event.key))
+        return known + super()._taken(event, now)
 
     def _ticked(self, event: Tick, now: float) -> list[Effect]:
         at = self._ledger.deadline()
@@ -298,7 +309,7 @@ class OrderedPeer(ComposedPeer):
     """
 
     def _catch_up(
-        self, run: RunSpec, key: SigningKey, records: Mapping[str, Sequence[bytes]]
+        self, run: RunSpec, keys: KeyRing, records: Mapping[str, Sequence[bytes]]
     ) -> None:
         for saved in records.get("application", ()):
             try:
@@ -338,7 +349,7 @@ class OrderedPeer(ComposedPeer):
 def peer_of(
     run: RunSpec,
     me: PeerId,
-    key: SigningKey,
+    key: SigningKey | KeyRing,
     secret: bytes,
     records: Mapping[str, Sequence[bytes]],
 ) -> PeerMachine | OrderedPeer:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 from torchbft.primitives.errors import ConfigError, PreconditionError
-from torchbft.primitives.runspec import RunSpec
+from torchbft.primitives.faults import FaultModel
+from torchbft.primitives.runspec import MAX_MEMBERS, RunSpec
 from torchbft.tensors import aggregation
 from torchbft.tensors.aggregation import Rule
 from torchbft.tensors.compression import Codec, get_codec
@@ -50,6 +52,30 @@ def _refusal(run: RunSpec, error: PreconditionError, hint: str) -> ConfigError:
         where=f"run file {run.name!r}, [aggregation]",
         hint=hint,
     )
+
+
+@cache
+def needs_of(rule: str) -> tuple[int, ...]:
+    """For f = 0, 1, …: the fewest contributions with which an aggregation rule withstands f of
+    them. Empty for a rule that nobody knows: no run starts with it."""
+    try:
+        known = aggregation.get(rule)
+    except PreconditionError:
+        return ()
+    sizes = range(1, MAX_MEMBERS + 1)
+    most = FaultModel(MAX_MEMBERS).f
+    return tuple(
+        next((n for n in sizes if _withstands(known, n, f)), MAX_MEMBERS + 1)
+        for f in range(most + 1)
+    )
+
+
+def _withstands(rule: Rule, n: int, f: int) -> bool:
+    try:
+        rule.check(n=n, f=f)
+    except PreconditionError:
+        return False
+    return True
 
 
 def outer_of(run: RunSpec) -> OuterSGD:

@@ -53,7 +53,7 @@ from torchbft.primitives.effects import Effect, Received, Tick
 from torchbft.primitives.errors import DecodeError, HaltError, MisuseError, StorageError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import Height, PeerId, View
-from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.keys import KeyRing, SigningKey
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger import safety
 from torchbft.protocols.ledger.catchup import EarlyMessages, History, Limits, Older
@@ -79,7 +79,6 @@ from torchbft.protocols.ledger.messages import (
     Kind,
     Prepared,
     Proposal,
-    SignerState,
     Status,
     Timeout,
     TimeoutCertificate,
@@ -89,11 +88,11 @@ from torchbft.protocols.ledger.messages import (
     block_digest,
     decode_finalized,
     decode_message,
-    sign_vote,
     vote_is_signed,
 )
 from torchbft.protocols.ledger.outbox import Accusations, Outbox
-from torchbft.protocols.ledger.recovery import check_own_vote, read_votes, restore
+from torchbft.protocols.ledger.recovery import check_own_vote, check_signers, read_votes, restore
+from torchbft.protocols.ledger.signer import Signer
 from torchbft.protocols.ledger.state import (
     GENESIS_DIGEST,
     Finalized,
@@ -108,11 +107,14 @@ MAX_RESEND_DOUBLINGS = 3
 IDLE_INTERVALS = 8
 """An idle validator asks one peer for its height every 8 resend intervals."""
 
+NO_VIEW = View(0)
+
 Gate = Callable[[Sequence[bytes]], bool]
 
 
 class LedgerMachine:
-    """One validator, or an observer if its key is not in the set. Sans-I/O; see the module's head.
+    """One validator, or an observer at heights whose set has none of its keys under its name.
+    Sans-I/O; see the module's head. ``key``: one, or a ring, of which the set's is used.
 
     ``application``: at genesis (``init_chain`` done, height 0). ``gate``: whether the pending
     transactions are all that the current phase waits for. ``records``: logs ``votes`` and
@@ -123,16 +125,17 @@ class LedgerMachine:
     def __init__(
         self,
         config: LedgerConfig,
-        key: SigningKey,
+        key: SigningKey | KeyRing,
         validators: ValidatorSet,
         application: Application,
         gate: Gate,
         records: Mapping[str, Sequence[bytes]],
         older: Older | None = None,
     ) -> None:
-        self._config, self._key, self._gate = config, key, gate
+        self._config, self._gate = config, gate
         self._application, self._mempool = application, Mempool(application)
-        self._validators, self._schedule = validators, LeaderSchedule(validators)
+        self._validators, self._upcoming = validators, validators
+        self._schedule = LeaderSchedule(validators)
         self._history, self._early, self._limits = History(older), EarlyMessages(), Limits()
         self._out = Outbox()
         self._accusations = Accusations(config.run_id, self._out)
@@ -143,9 +146,10 @@ class LedgerMachine:
         self._tried: tuple[int, int, int, bool] | None = None
         self._early_is_due = False
         blocks = records.get("blocks", ())
-        votes = records.get("votes", ())
-        self._recorded = read_votes(votes, config.run_id, key.public, blocks=len(blocks))
-        self._is_new = not votes
+        self._recorded = read_votes(records.get("votes", ()), config.run_id)
+        keys, signers = KeyRing.of(key), self._recorded.signers
+        check_signers(signers, keys.publics, blocks=len(blocks))
+        self._signer = Signer(config.run_id, config.me, keys, signers)
         info = application.info()
         if info.last_height != 0:
             raise MisuseError("the application must start from genesis: blocks are replayed")
@@ -158,9 +162,7 @@ class LedgerMachine:
     def start(self, now: float) -> list[Effect]:
         """First call: what is to be sent after a start or restart."""
         self._now = now
-        if self._is_new:
-            record = SignerState(self._config.run_id, self._key.public)
-            self._out.persist("votes", encode(record))
+        self._signer.note(self._out)
         self._state.active_since = None  # replay knew no time
         if self._state.signed.votes:
             self._activate()
@@ -180,6 +182,11 @@ class LedgerMachine:
             raise MisuseError(f"{type(event).__name__} is not an input of the ledger")
         self._on_time()
         self._settle()
+        return self._out.drain()
+
+    def add_key(self, key: SigningKey) -> list[Effect]:
+        """Have one more own key, for heights to come whose set lists it."""
+        self._signer.add(key, self._out)
         return self._out.drain()
 
     def deadline(self) -> float | None:
@@ -234,7 +241,7 @@ class LedgerMachine:
             self._on_blocks(sender, message)
         elif isinstance(message, Body):
             self._on_body(message)
-        elif sender in self._validators.powers and self._is_current(sender, message, data):
+        elif self._is_current(sender, message, data):
             self._on_agreement(sender, message, data)
 
     def _on_agreement(
@@ -252,13 +259,16 @@ class LedgerMachine:
     def _is_current(
         self, sender: PeerId, message: Vote | Proposal | Timeout | TimeoutCertificate, data: bytes
     ) -> bool:
-        """Whether a message is of this height; early ones are kept, and tell that we lag."""
+        """Whether a message is of this height and one of its validators; early ones are kept, and
+        tell that we lag."""
         height = message.vote.height if isinstance(message, Proposal | Timeout) else message.height
-        if height == self._state.height + 1:
+        if height == self._state.height:
+            return sender in self._validators.powers
+        if height == self._state.height + 1 and sender in self._upcoming.powers:
             self._early.hold(sender, data)
         elif height > self._state.height and self._limits.may_ask(self._now):
             self._out.send(sender, Status(self._state.height))
-        return height == self._state.height
+        return False
 
     def _add(self, event: Transaction) -> None:
         if self._mempool.add(event.tx, event.sender):
@@ -489,10 +499,8 @@ class LedgerMachine:
         self._publish(mine, mine)
         self._tally(Kind.PREPARE, vote.view, vote.digest)
 
-    def _vote(self, kind: Kind, view: View, digest: bytes, high: View | None = None) -> Vote:
-        config, height = self._config, self._state.height
-        mark = View(0) if high is None else high
-        return sign_vote(self._key, config.run_id, config.me, kind, height, view, digest, mark)
+    def _vote(self, kind: Kind, view: View, digest: bytes, high: View = NO_VIEW) -> Vote:
+        return self._signer.vote(self._validators, kind, self._state.height, view, digest, high)
 
     def _publish(self, vote: Vote, message: Vote | Proposal | Timeout) -> None:
         """Record, persist and send a vote of our own."""
@@ -506,7 +514,7 @@ class LedgerMachine:
 
     @property
     def _may_vote(self) -> bool:
-        return self._validators.publics.get(self._config.me) == self._key.public
+        return self._signer.key(self._validators) is not None
 
     # -- blocks
 
@@ -618,7 +626,8 @@ class LedgerMachine:
         digest = finalized.certificate.digest
         self._tip = Tip(block.height, digest, result.app_hash)
         self._history.append(block.height, encoded)
-        self._validators = self._validators.updated(result.validator_updates, self._config.names)
+        self._validators = self._upcoming  # updates of h are in force from h + 2 on, as under ABCI
+        self._upcoming = self._upcoming.updated(result.validator_updates, self._config.names)
         self._schedule.record(block.height, PeerId(block.proposer), self._validators)
         self._mempool.remove(block.txs)
         self._mempool.recheck()
@@ -639,7 +648,10 @@ class LedgerMachine:
                     where="blocks",
                     hint="delete this peer's folder, except its key, and join again",
                 )
+            self._signer.check(self._validators)
             self._advance(finalized, data)
+        if blocks:
+            self._signer.check(self._validators)
         self._out.drain()
 
     def _fresh_state(self) -> HeightState:
@@ -648,7 +660,7 @@ class LedgerMachine:
     def _begin(self) -> None:
         """Begin the height after the tip."""
         self._state = self._fresh_state()
-        restore(self._state, self._recorded, self._config.me)
+        restore(self._state, self._recorded.by_height, self._config.me)
         self._accusations.next_height()
         self._tried = None
         self._ticks = 0

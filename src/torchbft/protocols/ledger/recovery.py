@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torchbft.primitives.errors import DecodeError, HaltError, StorageError
 from torchbft.primitives.ids import Height, PeerId, View
@@ -19,32 +20,48 @@ from torchbft.protocols.ledger.messages import (
 )
 from torchbft.protocols.ledger.state import HeightState
 
-Recorded = dict[Height, list[tuple[VoteRecord, bytes]]]
+Records = dict[Height, list[tuple[VoteRecord, bytes]]]
 """Records of log ``votes`` by height, each with its bytes, in order."""
 
 
-def read_votes(records: Sequence[bytes], run_id: bytes, public: bytes, *, blocks: int) -> Recorded:
-    """Sort the log by height. Raises HaltError if the log is not this signer's, or was lost while
-    finalized blocks remain: then nobody knows what was signed, and the key must be rotated."""
-    if not records and blocks:
-        raise _lost("the log of signed votes is missing beside a log of blocks")
-    recorded: Recorded = {}
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The log ``votes``: what was signed at each height, and by which keys at all."""
+
+    by_height: Records
+    signers: set[bytes]
+
+
+def read_votes(records: Sequence[bytes], run_id: bytes) -> Recorded:
+    """Sort the log by height. Raises HaltError if it is not of this run, StorageError if it cannot
+    be read."""
+    recorded = Recorded({}, set())
     for index, data in enumerate(records):
         try:
             record = decode_vote_record(data)
         except DecodeError as error:
             raise StorageError(f"record {index} is unreadable: {error}", where="votes") from None
-        if (index == 0) != isinstance(record, SignerState):
-            raise _lost("the log of signed votes does not begin with its signer")
+        if index == 0 and not isinstance(record, SignerState):
+            raise lost("the log of signed votes does not begin with its signer")
         if isinstance(record, SignerState):
-            if (record.run_id, record.public) != (run_id, public):
-                raise _lost("the log of signed votes belongs to another key or run")
+            if record.run_id != run_id:
+                raise lost("the log of signed votes belongs to another key or run")
+            recorded.signers.add(record.public)
         else:
-            recorded.setdefault(_height(record), []).append((record, data))
+            recorded.by_height.setdefault(_height(record), []).append((record, data))
     return recorded
 
 
-def _lost(what: str) -> HaltError:
+def check_signers(signers: set[bytes], publics: Sequence[bytes], *, blocks: int) -> None:
+    """Raise HaltError if a log without blocks, in which no key was rotated yet, is another key's.
+
+    Beside blocks the replay finds out which keys should be in the log: see ``_check_signer``.
+    """
+    if signers and not blocks and signers.isdisjoint(publics):
+        raise lost("the log of signed votes belongs to another key or run")
+
+
+def lost(what: str) -> HaltError:
     return HaltError(what, where="votes", hint="restore it, or have this voting key rotated")
 
 
@@ -54,7 +71,7 @@ def _height(record: Proposal | Prepared | Vote | Timeout) -> Height:
     return record.certificate.height if isinstance(record, Prepared) else record.vote.height
 
 
-def restore(state: HeightState, recorded: Recorded, me: PeerId) -> None:
+def restore(state: HeightState, recorded: Records, me: PeerId) -> None:
     """Put back what this validator signed and knew at the height that begins; drop older ones."""
     for record, data in recorded.get(state.height, ()):
         if isinstance(record, Prepared):
@@ -83,7 +100,7 @@ def check_own_vote(certificate: Certificate, state: HeightState, me: PeerId) -> 
     names = state.validators.names
     signed = me in {names[index] for index in certificate.signers}
     if signed and (certificate.kind, certificate.view) not in state.signed.votes:
-        raise _lost(f"the log of signed votes lacks one of height {certificate.height}")
+        raise lost(f"the log of signed votes lacks one of height {certificate.height}")
 
 
 def _reach(state: HeightState, view: View) -> None:

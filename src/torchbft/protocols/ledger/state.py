@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchbft.primitives.abci import FinalizeResult
@@ -49,8 +49,8 @@ class LedgerConfig:
     resend: float = 0.5
     """Interval at which the messages of an unfinished height are sent again."""
     max_block_bytes: int = MAX_BLOCK_BYTES
-    names: dict[bytes, PeerId] = field(default_factory=dict)
-    """Names of voting keys that the application may add later."""
+    names: Mapping[bytes, PeerId] = field(default_factory=dict)
+    """Names of voting keys that the application adds later; it is looked into when it does."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.proposal_wait < self.view_timeout or self.resend <= 0:

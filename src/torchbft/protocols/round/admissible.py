@@ -13,12 +13,15 @@ from torchbft.primitives.errors import DecodeError
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.keys import SIGNATURE_BYTES, verify
 from torchbft.primitives.wire import MAX_ITEM_BYTES, encode
+from torchbft.protocols.round.membership import refusal
 from torchbft.protocols.round.messages import (
+    MEMBER_SLOT,
     SIGN_DOMAIN,
     Attestation,
     Closing,
     Commitment,
     EvidenceTx,
+    MembershipVote,
     Opening,
     Parsed,
     Ready,
@@ -42,6 +45,9 @@ from torchbft.protocols.round.state import (
     find_slot,
     seats_of,
 )
+
+MAX_CHANGES = 8
+"""Changes of the membership that one validator may vote for in a round; more take more rounds."""
 
 EvidenceCheck = Callable[[Evidence, bytes], bool]
 """Whether evidence convicts the holder of a public voting key."""
@@ -104,6 +110,7 @@ def admissible(tx: bytes, state: LedgerState, checks: EvidenceChecks = OWN_CHECK
         return f"{statement.author} is no member in round {statement.round}"
     return (
         _unentitled(statement, author)
+        or _ignored(statement, state)
         or _content(statement, seats, state)
         or _repeated(parsed, state)
         or _unsigned(parsed, author, state, checks)
@@ -132,6 +139,16 @@ def _unentitled(statement: Statement, author: Seat) -> str | None:
     if isinstance(statement, EvidenceTx):
         return None
     return None if author.validator else f"{author.name} is no validator"
+
+
+def _ignored(statement: Statement, state: LedgerState) -> str | None:
+    """A convict is ignored at once, but for what only moves a round on by the set frozen at its
+    opening: the quorum of that set was fixed with the convict in it (4)."""
+    if isinstance(statement, Closing | Attestation | RootCertificate):
+        return None
+    known = state.member(statement.author)
+    convicted = known is not None and known.convicted
+    return f"{statement.author} is convicted" if convicted else None
 
 
 def _content(statement: Statement, seats: tuple[Seat, ...], state: LedgerState) -> str | None:
@@ -181,10 +198,21 @@ def _repeated(parsed: Parsed, state: LedgerState) -> str | None:
     statement = parsed.statement
     slot = find_slot(slots_for(state, statement.round), parsed.slot, statement.author)
     if slot is None:
-        return None
+        return _too_many(parsed, state)
     if any(parse(tx).body == parsed.body for tx in slot.txs):
         return "already on the ledger"
     return "two different statements are on the ledger" if len(slot.txs) >= QUOTA else None
+
+
+def _too_many(parsed: Parsed, state: LedgerState) -> str | None:
+    if not isinstance(parsed.statement, MembershipVote):
+        return None
+    statement = parsed.statement
+    said = sum(
+        slot.kind.startswith(MEMBER_SLOT) and slot.author == statement.author
+        for slot in slots_for(state, statement.round)
+    )
+    return f"more than {MAX_CHANGES} changes voted for" if said >= MAX_CHANGES else None
 
 
 def _unsigned(
@@ -200,6 +228,8 @@ def _unsigned(
         return _badly_certified(statement, state.round_of(statement.round))
     if isinstance(statement, EvidenceTx):
         return unconvincing(statement.evidence, state, checks)
+    if isinstance(statement, MembershipVote):
+        return refusal(state, statement.change)
     return None
 
 
@@ -236,4 +266,14 @@ def unconvincing(evidence: Evidence, state: LedgerState, checks: EvidenceChecks)
         return "evidence of a kind, or against a member, that is not known"
     if accused.convicted:
         return f"{accused.name} is convicted already"
-    return None if check(evidence, accused.voting) else "evidence that does not convince"
+    keys = [
+        public
+        for public, first, last in state.keys_of(accused.name)
+        if evidence.fault != Fault.EQUIVOCATION or _held(evidence.round, first, last)
+    ]
+    convinces = any(check(evidence, public) for public in keys)
+    return None if convinces else "evidence that does not convince"
+
+
+def _held(number: int, first: int, last: int | None) -> bool:
+    return first <= number and (last is None or number <= last)

@@ -18,13 +18,15 @@ from torchbft.primitives.abci import (
     Misbehaviour,
     Snapshot,
     TxResult,
+    ValidatorUpdate,
 )
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionError
 from torchbft.primitives.evidence import Evidence
-from torchbft.primitives.ids import Height
+from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import Bytes32, Count, Wire, decode, encode
 from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible, unconvincing
+from torchbft.protocols.round.membership import validator_updates
 from torchbft.protocols.round.messages import parse
 from torchbft.protocols.round.reader import CODE_REFUSED, Applied, apply_block, record
 from torchbft.protocols.round.state import (
@@ -99,6 +101,13 @@ class Application:
         self._restoring: _Restoring | None = None
         self._seen: dict[bytes, None] = {}
         self._verdicts: dict[bytes, str | None] = {}
+        self.names: dict[bytes, PeerId] = {}
+        """Whose each validator's key is, those of a coming epoch included."""
+        self._learn_names(self.state)
+
+    def _learn_names(self, state: LedgerState) -> None:
+        seats = state.current.validators
+        self.names.update({seat.voting: PeerId(seat.name) for seat in seats})
 
     def info(self) -> Info:
         return Info(self._height, self._hash)
@@ -168,7 +177,16 @@ class Application:
         app_hash = digest if applied.settled else self._hash
         self._computed = _Computed(height, applied, encoded, app_hash)
         last = tuple(replace(result, data=digest) for result in applied.results[-1:])
-        return FinalizeResult((*applied.results[:-1], *last), app_hash, (), applied.events)
+        results = (*applied.results[:-1], *last)
+        return FinalizeResult(results, app_hash, self._updates(applied.state), applied.events)
+
+    def _updates(self, state: LedgerState) -> tuple[ValidatorUpdate, ...]:
+        """What the engine is told of a state: with the last round of an epoch the next one's
+        validators, in force two heights later."""
+        if state.epoch == self.state.epoch:
+            return ()
+        self._learn_names(state)
+        return validator_updates(self.state.current.seats, state.current.seats)
 
     def commit(self) -> Height:
         """Make the finalized block's state visible. Raises MisuseError if there is none."""
@@ -256,6 +274,7 @@ class Application:
         self._height, self._hash, self.state, self._encoded = height, app_hash, state, data
         self._computed, self._snapshots = None, {}
         self._verdicts.clear()
+        self._learn_names(state)
 
 
 def _digest(data: bytes) -> bytes:

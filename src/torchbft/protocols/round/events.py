@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torchbft.primitives.evidence import Evidence, Outcome
 from torchbft.primitives.ids import PeerId, Round
+from torchbft.protocols.round.changes import Change
 from torchbft.protocols.round.state import Accepted
 
 
@@ -74,6 +75,25 @@ class Convicted:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangePassed:
+    """A quorum voted for a change of the membership: it is made when the round is settled."""
+
+    round: Round
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class MembershipChanged:
+    """The next round has other members. Of the changes that passed, ``refused`` could not be made,
+    each with the reason. In a new ``epoch`` the validators are others, too."""
+
+    round: Round
+    epoch: int
+    made: tuple[Change, ...]
+    refused: tuple[tuple[Change, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RunFinished:
     """The last round is settled: its root is signed, or it is void."""
 
@@ -86,5 +106,7 @@ Event = (
     | RoundVoid
     | RootSigned
     | Convicted
+    | ChangePassed
+    | MembershipChanged
     | RunFinished
 )

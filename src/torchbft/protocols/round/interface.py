@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from torchbft.primitives.effects import Received, Tick
 from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.ids import Height, PeerId, Round
+from torchbft.primitives.keys import SigningKey
 from torchbft.protocols.round.assignment import Share
+from torchbft.protocols.round.changes import Change
 from torchbft.protocols.round.events import Event
 from torchbft.protocols.round.state import Accepted, LedgerFields
 
@@ -86,6 +88,20 @@ class PreferVoid:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Want:
+    """This peer's operator is for these changes of the membership, and no longer for others."""
+
+    changes: tuple[Change, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAdded:
+    """This peer has a further voting key, to be used once the ledger's members list it."""
+
+    key: SigningKey
+
+
 Input = (
     LedgerAdvanced
     | Trained
@@ -96,6 +112,8 @@ Input = (
     | Heard
     | Received
     | PreferVoid
+    | Want
+    | KeyAdded
     | Tick
 )
 
@@ -214,6 +232,15 @@ class Accuse:
     named: bool
     reason: str
     evidence: Evidence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeTold:
+    """A wanted change is in force; or it cannot be voted for now, and why."""
+
+    change: Change
+    in_force: bool
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

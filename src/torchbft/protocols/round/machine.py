@@ -23,7 +23,7 @@ from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.ids import Round as RoundNumber
-from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.keys import KeyRing, SigningKey
 from torchbft.primitives.runspec import Timing
 from torchbft.primitives.wire import WIRE_VERSION
 from torchbft.protocols.round import accusations as told
@@ -38,18 +38,17 @@ from torchbft.protocols.round.events import (
     RoundVoid,
 )
 from torchbft.protocols.round.interface import (
-    GENESIS_ROUND,
     Accuse,
     Advance,
     CatchUp,
     Diverged,
     DropRound,
-    FetchPayload,
     Finished,
     Found,
     Halt,
     Heard,
     Input,
+    KeyAdded,
     LedgerAdvanced,
     OfferPayload,
     PayloadRefused,
@@ -60,8 +59,10 @@ from torchbft.protocols.round.interface import (
     StateAdvanced,
     Trained,
     Waiting,
+    Want,
 )
 from torchbft.protocols.round.outcomes import holders
+from torchbft.protocols.round.questions import awaits, fetch, is_at, need
 from torchbft.protocols.round.roots import RootVotes, read_vote
 from torchbft.protocols.round.sightings import Sightings
 from torchbft.protocols.round.state import (
@@ -77,6 +78,7 @@ from torchbft.protocols.round.state import (
     opening_of,
 )
 from torchbft.protocols.round.statements import Statements
+from torchbft.protocols.round.wishes import Wishes
 
 RESEND_SECONDS = 1.0
 """A submission or root vote is repeated so often: above a block's time, below any time-out."""
@@ -139,7 +141,7 @@ class RoundMachine:
     def __init__(
         self,
         config: RoundConfig,
-        key: SigningKey,
+        key: SigningKey | KeyRing,
         secret: bytes,
         application: Application,
         records: Sequence[bytes] = (),
@@ -147,7 +149,9 @@ class RoundMachine:
         if len(secret) != 32:
             raise MisuseError("a peer's secret seed is 32 bytes", where="RoundMachine")
         self._me, self._secret, self._application = config.me, secret, application
-        self._own = Statements(config.me, key, records, application, RESEND_SECONDS)
+        self._keys = KeyRing.of(key)
+        self._own = Statements(config.me, self._keys, records, application, RESEND_SECONDS)
+        self._wishes = Wishes(self._own)
         self._checked: LedgerState | None = None
         self._guard_log = config.guard_log
         self._deadlines = Deadlines(config.timing)
@@ -212,6 +216,10 @@ class RoundMachine:
                 return self._received(event, now)
             case PreferVoid():
                 return self._own.make(m.VoidVote(*self._head(event.round), event.reason[:120]))
+            case Want():
+                self._wishes.replace(event.changes)
+            case KeyAdded():
+                self._keys.add(event.key)
             case Heard() | Tick():
                 pass
         return []
@@ -237,6 +245,7 @@ class RoundMachine:
             self._check_run,
             self._be_ready,
             self._report,
+            self._wish,
             self._follow_roots,
             self._advance,
             self._train,
@@ -319,7 +328,7 @@ class RoundMachine:
             return
         name = "attest" if kind == "payload" else kind
         arrivals = self._seen.arrivals(span.number, kind, span.since)
-        self._deadlines.observe(name, arrivals, _need(known), now - span.since)
+        self._deadlines.observe(name, arrivals, need(known), now - span.since)
 
     # --- the steps --------------------------------------------------------------------------------
 
@@ -361,6 +370,9 @@ class RoundMachine:
                 effects += self._own.make(m.EvidenceTx(*self._head(number), evidence))
         return effects
 
+    def _wish(self, state: LedgerState, now: float) -> list[Effect]:
+        return self._wishes.due(state, self._head(state.current.number))
+
     def _train(self, state: LedgerState, now: float) -> list[Effect]:
         """Train from the newest signed root, never from another."""
         current, applied = state.current, self._applied
@@ -371,7 +383,7 @@ class RoundMachine:
             return []
         signed = self._newest_root(state)
         waits = state.unsigned is not None and self._agreed_root(state) is None
-        if waits or not _is_at(applied, signed) or not self._once("train", current.number):
+        if waits or not is_at(applied, signed) or not self._once("train", current.number):
             return []
         share = dict(current.shares).get(self._me, ())
         return [StartTraining(RoundNumber(current.number), share, applied.root)]
@@ -446,7 +458,7 @@ class RoundMachine:
 
     def _closes_at(self, current: RoundState, kind: str, since: float) -> float:
         arrivals = self._seen.arrivals(current.number, kind, since)
-        return since + self._deadlines.timeout(kind, arrivals=arrivals, need=_need(current))
+        return since + self._deadlines.timeout(kind, arrivals=arrivals, need=need(current))
 
     def _held_item(self, state: LedgerState, kind: str, seat: Seat) -> bytes | None:
         """The author's item that is still to be passed on; empty if it needs none; else None."""
@@ -479,14 +491,14 @@ class RoundMachine:
         lacking = [item for item in current.opened if not self._seen.decided(current.number, item)]
         others = tuple(PeerId(seat.name) for seat in current.seats if seat.name != self._me)
         effects: list[Effect] = [
-            _fetch(current.number, item, others)
+            fetch(current.number, item, others)
             for item in lacking
             if self._once("fetch", current.number, item.author)
         ]
         if not self._validates(current) or self._own.own(current.number, "attest") is not None:
             return effects
         at = span.since + self._attest_timeout(current, span.since)
-        if now < at and (_awaits(current, lacking) or self._too_few(current, lacking)):
+        if now < at and (awaits(current, lacking) or self._too_few(current, lacking)):
             self._wake_at(at)
             return effects
         opened = {item.author: item for item in current.opened}
@@ -507,7 +519,7 @@ class RoundMachine:
             "attest",
             size=sum(item.payload_length for item in moved),
             arrivals=self._seen.arrivals(current.number, "payload", since),
-            need=_need(current),
+            need=need(current),
         )
 
     def _stalled(self, state: LedgerState, now: float) -> list[Effect]:
@@ -562,7 +574,7 @@ class RoundMachine:
         for known in (state.previous, state.current):
             if known is None or known.verdict != Verdict.FIXED or known.number <= applied.round:
                 continue
-            if known.number in self._basis and _is_at(applied, self._basis[known.number]):
+            if known.number in self._basis and is_at(applied, self._basis[known.number]):
                 return self._collect(state, known, applied, now)
         if newest is not None and applied.round < newest.round:
             return self._resynchronise(state, newest, applied)
@@ -578,7 +590,7 @@ class RoundMachine:
                 return []
             return [Advance(RoundNumber(number), fixed.accepted, fixed.agreed, applied.root)]
         effects: list[Effect] = [
-            _fetch(number, item, tuple(h for h in holders(fixed, item.author) if h != self._me))
+            fetch(number, item, tuple(h for h in holders(fixed, item.author) if h != self._me))
             for item in lacking
             if self._once("fetch-accepted", number, item.author)
         ]
@@ -761,7 +773,7 @@ class RoundMachine:
     def _finish(self, state: LedgerState, now: float) -> list[Effect]:
         if state.phase != Phase.FINISHED or self._applied is None:
             return []
-        here = _is_at(self._applied, state.signed)
+        here = is_at(self._applied, state.signed)
         if not here or not self._once("finish", state.current.number):
             return []
         return [Finished(state.genesis.rounds)]
@@ -771,25 +783,3 @@ _LAST_WORD = {Phase.COMMIT: "close-commit", Phase.OPEN: "close-open", Phase.ATTE
 """What a validator says last in a phase."""
 _MEASURED = {Phase.COMMIT: "commit", Phase.OPEN: "open", Phase.ATTEST: "payload"}
 _KIND_OF: dict[Phase, m.Window] = {Phase.COMMIT: "commit", Phase.OPEN: "open"}
-
-
-def _need(current: RoundState) -> int:
-    """n − f of the contributors: so many arrivals measure a phase."""
-    return max(len(current.contributors) - current.f, 1)
-
-
-def _awaits(current: RoundState, lacking: Sequence[Accepted]) -> bool:
-    return any(item.author in current.waited for item in lacking)
-
-
-def _is_at(applied: StateAdvanced, signed: SignedRoot | None) -> bool:
-    if signed is None:
-        return applied.round == GENESIS_ROUND
-    return (applied.round, applied.root) == (signed.round, signed.root)
-
-
-def _fetch(number: int, item: Accepted, holders_: tuple[PeerId, ...]) -> FetchPayload:
-    author = PeerId(item.author)
-    return FetchPayload(
-        RoundNumber(number), author, item.payload_root, item.payload_length, holders_
-    )

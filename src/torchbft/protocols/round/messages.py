@@ -31,6 +31,7 @@ from torchbft.primitives.wire import (
     decode,
     encode,
 )
+from torchbft.protocols.round.changes import Change
 
 SIGN_DOMAIN = "round/statement"
 
@@ -48,6 +49,9 @@ SeatMap = Annotated[bytes, msgspec.Meta(min_length=1, max_length=MAX_MAP_BYTES)]
 """A bit per seat of the round in order of peer id; bit 0 is the lowest bit of the first byte."""
 
 Window = Literal["commit", "open"]
+
+MEMBER_SLOT = "member-"
+"""What the slot of each vote for a change begins with."""
 
 
 class _Head(Wire, frozen=True):
@@ -122,6 +126,13 @@ class EvidenceTx(_Head, frozen=True, tag="evidence"):
     evidence: Evidence
 
 
+class MembershipVote(_Head, frozen=True, tag="member"):
+    """A validator is for this change of the membership. It counts in this round only: who still
+    wants a change that has not passed votes again in the next."""
+
+    change: Change
+
+
 Statement = (
     Ready
     | Commitment
@@ -132,6 +143,7 @@ Statement = (
     | RootCertificate
     | VoidVote
     | EvidenceTx
+    | MembershipVote
 )
 
 
@@ -167,11 +179,13 @@ class Parsed:
 
 def slot_of(statement: Statement) -> str:
     """The slot of a statement within (round, author): its kind, a closing's window, whom evidence
-    accuses."""
+    accuses, which change is voted for."""
     if isinstance(statement, Closing):
         return f"close-{statement.window}"
     if isinstance(statement, EvidenceTx):
         return f"evidence-{statement.evidence.accused}"
+    if isinstance(statement, MembershipVote):
+        return MEMBER_SLOT + sha256("round/change", encode(statement.change)).hex()[:32]
     return kind_of(statement)
 
 

@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torchbft.primitives.abci import TxResult
-from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.ids import Round as RoundNumber
-from torchbft.protocols.round import waiting
+from torchbft.protocols.round import membership, waiting
 from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible
 from torchbft.protocols.round.assignment import Share, deal, mix_beacon
 from torchbft.protocols.round.events import (
+    ChangePassed,
     CommitmentsClosed,
     Convicted,
     Event,
+    MembershipChanged,
     OpeningsClosed,
     RootSigned,
     RoundFixed,
@@ -30,6 +31,7 @@ from torchbft.protocols.round.events import (
     RunFinished,
 )
 from torchbft.protocols.round.messages import (
+    MEMBER_SLOT,
     Closing,
     EvidenceTx,
     Parsed,
@@ -97,7 +99,9 @@ def apply_block(
         state, result, told = _take(state, tx)
         results.append(result)
         events += told
-    step: Step | None = _convict(state)
+    state, told = _convict(state)
+    events += told
+    step: Step | None = _pass_changes(state)
     while step is not None:
         state = step[0]
         events += step[1]
@@ -134,6 +138,8 @@ _IN_TIME = {
 
 
 def _late(state: LedgerState, target: RoundState, parsed: Parsed) -> bool:
+    if parsed.slot.startswith(MEMBER_SLOT):
+        return target.number != state.current.number
     in_time = _IN_TIME.get(parsed.slot)
     if in_time is None:
         return False
@@ -170,7 +176,7 @@ def _take_void_vote(state: LedgerState, target: RoundState) -> LedgerState:
 
 
 def _convict(state: LedgerState) -> Step:
-    """Ban, from the next opening on, whoever signed twice for one slot (2)."""
+    """Ban, from now on, whoever signed twice for one slot (2)."""
     found: list[Convicted] = []
     known = {member.name for member in state.members if member.convicted}
     early = changed(state.current, number=state.current.number + 1, slots=state.early)
@@ -180,8 +186,19 @@ def _convict(state: LedgerState) -> Step:
                 if convicted.peer not in known:
                     known.add(convicted.peer)
                     found.append(convicted)
+    if not found:
+        return state, []
     members = tuple(changed(m, convicted=m.name in known) for m in state.members)
-    return changed(state, members=members) if found else state, list(found)
+    banned = tuple(sorted({*state.current.banned, *(one.peer for one in found)}))
+    return changed(state, members=members, current=changed(state.current, banned=banned)), [*found]
+
+
+def _pass_changes(state: LedgerState) -> Step:
+    """Changes of the membership that a quorum of this round's power is for by now (4)."""
+    passed = membership.newly_passed(state)
+    number = RoundNumber(state.current.number)
+    events: list[Event] = [ChangePassed(number, change) for change in passed]
+    return changed(state, passed=state.passed + passed) if passed else state, events
 
 
 def _convictions(part: RoundState, slot: Slot) -> list[Convicted]:
@@ -198,16 +215,16 @@ def _judge_ready(state: LedgerState) -> Step | None:
     up = {slot.author for slot in current.of_kind("ready")}
     if current.power(up) < current.voting.quorum:
         return None
-    return _open_round(state, current.number)
-
-
-def _convicts(state: LedgerState) -> frozenset[str]:
-    return frozenset(member.name for member in state.members if member.convicted)
+    if current.number == 0:
+        return _open_round(state, 0)
+    return changed(state, phase=Phase.COMMIT), [RoundOpened(RoundNumber(current.number))]
 
 
 def closings_that_count(current: RoundState, window: str) -> frozenset[str]:
-    """Validators whose closing counts: every author listed has an item on the ledger (6)."""
+    """Validators whose closing counts: every author listed has an item on the ledger (6), or is a
+    convict, whose item may not get there any more."""
     present = {slot.author for slot in current.of_kind(window) if not slot.late}
+    present.update(current.banned)
     counting = set()
     for slot in current.of_kind(f"close-{window}"):
         said = slot.first.statement
@@ -229,7 +246,7 @@ def _judge_commit(state: LedgerState) -> Step | None:
         return None  # the window stays open until the last root is on the ledger (13)
     present = {slot.author for slot in current.of_kind("commit") if not slot.late}
     counting = committed(current)
-    all_here = set(current.waited) - _convicts(state) <= present
+    all_here = set(current.waited) - set(current.banned) <= present
     if not ((all_here and len(counting) >= current.m_min) or _closed_by_quorum(current, "commit")):
         return None
     if len(counting) < current.m_min:
@@ -247,7 +264,7 @@ def _judge_open(state: LedgerState) -> Step | None:
     current = state.current
     counting = committed(current)
     present = {slot.author for slot in current.of_kind("open") if not slot.late} & counting
-    all_here = set(current.waited) & counting <= present
+    all_here = set(current.waited) & counting - set(current.banned) <= present
     if not ((all_here and len(present) >= current.m_min) or _closed_by_quorum(current, "open")):
         return None
     state = _with_beacon(state)
@@ -307,6 +324,7 @@ def _fix(state: LedgerState, accepted: tuple[Accepted, ...]) -> Step:
     names = frozenset(item.author for item in accepted)
     state = _requeued(state, names)
     state = changed(state, members=waiting.after_round(members, names), void_streak=0)
+    state, changes = _with_changes(state)
     told = outcomes(current, attested=True, fixed=True)
     proven = sum(outcome.proof == TRANSFERABLE for outcome in told)
     current = changed(
@@ -319,7 +337,7 @@ def _fix(state: LedgerState, accepted: tuple[Accepted, ...]) -> Step:
     )
     event = RoundFixed(RoundNumber(current.number), accepted, told)
     state, more = _go_on(changed(state, current=current), Phase.ROOT)
-    return state, [event, *more]
+    return state, [event, *changes, *more]
 
 
 def _void(state: LedgerState, reason: str, told: bool = True) -> Step:
@@ -329,8 +347,9 @@ def _void(state: LedgerState, reason: str, told: bool = True) -> Step:
     blamed = outcomes(current, attested=attesting, fixed=False) if told else ()
     state = _requeued(state, frozenset())
     state = changed(state, current=current, void_streak=state.void_streak + 1)
+    state, changes = _with_changes(state)
     state, more = _go_on(state, Phase.FINISHED)
-    return state, [RoundVoid(RoundNumber(current.number), reason, blamed), *more]
+    return state, [RoundVoid(RoundNumber(current.number), reason, blamed), *changes, *more]
 
 
 def _revoke(state: LedgerState, revoked: RoundState) -> Step:
@@ -367,6 +386,27 @@ def _requeued(state: LedgerState, accepted: frozenset[str]) -> LedgerState:
     return changed(state, requeue=state.requeue + returned)
 
 
+def _with_changes(state: LedgerState) -> Step:
+    """Make the changes that passed, and end the epoch if that gives other validators (4)."""
+    following = state.current.number + 1
+    if following >= state.genesis.rounds:
+        return state, []
+    roll, refused = membership.planned(state)
+    ends = membership.ends_epoch(state.current, roll.members)
+    made = tuple(c for c in state.passed if c not in {change for change, _ in refused})
+    state = changed(
+        state,
+        epoch=state.epoch + ends,
+        members=roll.members,
+        retired=roll.retired,
+        passed=(),
+        early=() if ends else state.early,  # signed for an epoch that is over
+    )
+    if not (ends or made or refused):
+        return state, []
+    return state, [MembershipChanged(RoundNumber(following), state.epoch, made, refused)]
+
+
 def _go_on(state: LedgerState, after_last: Phase) -> Step:
     following = state.current.number + 1
     if following < state.genesis.rounds:
@@ -376,36 +416,36 @@ def _go_on(state: LedgerState, after_last: Phase) -> Step:
 
 
 def _open_round(state: LedgerState, number: int) -> Step:
-    """Freeze what round ``number`` goes by, in the block that settled the one before (3)."""
+    """Freeze what round ``number`` goes by, in the block that settled the one before (3). In a new
+    epoch its validators must be ready first, and their updates in force (4)."""
     first_round = number == state.current.number
+    waits = state.epoch != state.current.epoch
     state = state if first_round else _shifted(state)
-    barred = sum(m.contributor and m.convicted for m in state.members)
     seated = sum(m.contributor and not m.convicted for m in state.members)
-    f = max(0, min(state.genesis.f - barred, FaultModel(max(seated, 1)).f))
+    limits = membership.bounds_met(state.genesis, seated)
     ended = state.previous if not first_round else None
-    members = waiting.reconsidered(state.members, ended, f)
+    members = waiting.reconsidered(state.members, ended, limits.f)
     state = changed(state, members=members)
     seats = seats_of(members)
     state, shares = _dealt(state, tuple(seat.name for seat in seats if seat.contributor))
-    slots = state.current.slots if first_round else _still_seated(state.early, seats)
     opened = RoundState(
         number,
         state.epoch,
         seats,
-        f,
-        state.genesis.m_min,
+        limits.f,
+        limits.m_min,
         waiting.waited_for(members, after_void=state.void_streak > 0),
         shares,
-        slots,
+        state.current.slots if first_round else _still_seated(state, seats),
     )
     state = changed(
         state,
-        phase=Phase.COMMIT,
+        phase=Phase.READY if waits else Phase.COMMIT,
         current=opened,
         previous=None if first_round else state.current,
         early=() if not first_round else state.early,
     )
-    return state, [RoundOpened(RoundNumber(number))]
+    return state, [] if waits else [RoundOpened(RoundNumber(number))]
 
 
 def _shifted(state: LedgerState) -> LedgerState:
@@ -433,13 +473,15 @@ def _dealt(
     return changed(state, cursor=dealt.cursor, requeue=dealt.requeue), dealt.shares
 
 
-def _still_seated(early: tuple[Slot, ...], seats: tuple[Seat, ...]) -> tuple[Slot, ...]:
-    """Early items of members that still have the seat which the item needs."""
-    contributors = {seat.name for seat in seats if seat.contributor}
-    validators = {seat.name for seat in seats if seat.validator}
+def _still_seated(state: LedgerState, seats: tuple[Seat, ...]) -> tuple[Slot, ...]:
+    """Early items of members that have the seat which the item needs, with the key they used."""
+    keys = {seat.name: seat.voting for seat in state.current.seats}
+    same = [seat for seat in seats if keys.get(seat.name) == seat.voting]
+    contributors = {seat.name for seat in same if seat.contributor}
+    validators = {seat.name for seat in same if seat.validator}
     return tuple(
         slot
-        for slot in early
+        for slot in state.early
         if slot.author in (contributors if slot.kind in ("commit", "open") else validators)
     )
 

@@ -19,6 +19,7 @@ from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.runspec import RunSpec
 from torchbft.primitives.wire import Bytes32, Count, Name, Wire, decode, encode
 from torchbft.protocols.round.assignment import Cursor, Share, genesis_beacon, pass_key
+from torchbft.protocols.round.changes import Change
 from torchbft.protocols.round.messages import (
     Attestation,
     Opening,
@@ -29,6 +30,12 @@ from torchbft.protocols.round.messages import (
 
 MAX_STATE_BYTES = 16 * 1024 * 1024
 """64 members × 3 rounds × 7 slots × 2 statements of 4 KiB fit."""
+
+MAX_NAMES = 256
+"""Members that a run ever had: a fourfold exchange of the largest membership."""
+
+MAX_RETIRED_KEYS = 1024
+"""Voting keys that were given up in a run, 100 bytes each: a rotation of everyone 16 times."""
 
 QUOTA = 2
 """Different statements per slot: two show an equivocation, a third is spam (ROUND.md 17)."""
@@ -69,7 +76,8 @@ class Seat(Wire, frozen=True):
 
 
 class Member(Wire, frozen=True):
-    """A member and its standing, as of the last round that was fixed or void."""
+    """A member and its standing, as of the last round that was fixed or void. Who left stays, with
+    no role: its name and keys are taken, and evidence against it is still good."""
 
     name: Name
     identity: Bytes32
@@ -77,6 +85,11 @@ class Member(Wire, frozen=True):
     power: Count
     contributor: bool
     validator: bool
+    host: str = ""
+    port: Count = 0
+    since: Count = 0
+    """First round of this voting key."""
+    left: bool = False
     credit: Count = 0
     """Accepted contributions."""
     absent: Count = 0
@@ -87,6 +100,15 @@ class Member(Wire, frozen=True):
     streak: Count = 0
     """Rounds in a row in which its items reached the ledger, while parked."""
     convicted: bool = False
+
+
+class RetiredKey(Wire, frozen=True):
+    """A voting key that its member used in the rounds ``first`` to ``last``, and no more."""
+
+    name: Name
+    voting: Bytes32
+    first: Count
+    last: Count
 
 
 class Slot(Wire, frozen=True):
@@ -143,6 +165,8 @@ class RoundState(Wire, frozen=True):
     """Set when the round is fixed."""
     standing: tuple[Member, ...] = ()
     """Members as they stood before this round was settled: restored if votes void it."""
+    banned: tuple[Name, ...] = ()
+    """Convicted while this round was current: nothing more of theirs comes, or is waited for."""
 
     def seat(self, name: str) -> Seat | None:
         return next((seat for seat in self.seats if seat.name == name), None)
@@ -182,6 +206,8 @@ class MemberConfig(Wire, frozen=True):
     power: Count
     contributor: bool
     validator: bool
+    host: str = ""
+    port: Count = 0
 
 
 class GenesisConfig(Wire, frozen=True):
@@ -197,10 +223,12 @@ class GenesisConfig(Wire, frozen=True):
     samples_per_slice: Count
     rounds: Count
     assigned: bool
+    needs: tuple[Count, ...] = ()
+    """Fewest contributions with which the rule withstands f = 0, 1, …; empty: any do."""
 
     @classmethod
-    def from_run(cls, run: RunSpec) -> GenesisConfig:
-        """The genesis of a checked run file."""
+    def from_run(cls, run: RunSpec, needs: tuple[int, ...] = ()) -> GenesisConfig:
+        """The genesis of a checked run file; ``needs``: of its aggregation rule."""
         training = run.training
         return cls(
             run_id=run.run_id,
@@ -213,6 +241,8 @@ class GenesisConfig(Wire, frozen=True):
                     member.power,
                     member.contributor,
                     member.validator,
+                    member.host,
+                    member.port,
                 )
                 for member in run.members
             ),
@@ -222,6 +252,7 @@ class GenesisConfig(Wire, frozen=True):
             samples_per_slice=training.inner_steps * training.accumulate * training.batch_size,
             rounds=training.rounds,
             assigned=run.data.mode == "assigned",
+            needs=needs,
         )
 
     def fault(self) -> str | None:
@@ -265,6 +296,9 @@ class LedgerState(Wire, frozen=True):
     void_streak: Count
     signed: SignedRoot | None
     """None until the first root is signed: the start state counts."""
+    passed: tuple[Change, ...] = ()
+    """Changes that a quorum voted for: made when the current round is settled."""
+    retired: tuple[RetiredKey, ...] = ()
 
     def digest(self) -> bytes:
         """The application hash of this state."""
@@ -280,6 +314,11 @@ class LedgerState(Wire, frozen=True):
 
     def member(self, name: str) -> Member | None:
         return next((member for member in self.members if member.name == name), None)
+
+    def keys_of(self, name: str) -> tuple[tuple[bytes, int, int | None], ...]:
+        """Voting keys that a member has or had, each with its first and its last round."""
+        now = [(m.voting, m.since, None) for m in self.members if m.name == name and not m.left]
+        return (*now, *((k.voting, k.first, k.last) for k in self.retired if k.name == name))
 
     @property
     def unsigned(self) -> RoundState | None:
@@ -381,6 +420,7 @@ def ledger_fields(state: LedgerState) -> LedgerFields:
     roster = [
         (m.name, m.identity, m.voting, m.power, m.contributor, m.validator, m.convicted)
         for m in state.members
+        if not m.left
     ]
     credits = [(m.name, m.credit) for m in state.members]
     return LedgerFields(
@@ -395,7 +435,7 @@ def ledger_fields(state: LedgerState) -> LedgerFields:
 def genesis_state(genesis: GenesisConfig) -> LedgerState:
     """The state before the first block."""
     members = tuple(
-        Member(m.name, m.identity, m.voting, m.power, m.contributor, m.validator)
+        Member(m.name, m.identity, m.voting, m.power, m.contributor, m.validator, m.host, m.port)
         for m in genesis.members
     )
     first = genesis_beacon(genesis.genesis_seed, genesis.run_id)
@@ -419,11 +459,15 @@ def genesis_state(genesis: GenesisConfig) -> LedgerState:
 
 
 def seats_of(members: tuple[Member, ...]) -> tuple[Seat, ...]:
-    """The members' seats. A convict may no longer contribute; its vote goes at an epoch's end."""
+    """The members' seats in the next round. Convicts have none, unless all validators are convicted
+    (then they keep their votes: no engine runs without a validator)."""
+    voters = {m.name for m in members if m.validator and not m.convicted} or {
+        m.name for m in members if m.validator
+    }
     return tuple(
-        Seat(m.name, m.voting, m.power, m.contributor and not m.convicted, m.validator)
+        Seat(m.name, m.voting, m.power, m.contributor and not m.convicted, m.name in voters)
         for m in members
-        if m.validator or not m.convicted
+        if not m.left and (m.name in voters or not m.convicted)
     )
 
 

@@ -12,7 +12,8 @@ from torchbft.primitives.effects import Effect, Persist
 from torchbft.primitives.errors import CorruptLogError, DecodeError
 from torchbft.primitives.evidence import Evidence
 from torchbft.primitives.ids import PeerId
-from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.keys import KeyRing, SigningKey
+from torchbft.protocols.round.admissible import seats_for
 from torchbft.protocols.round.application import Application
 from torchbft.protocols.round.interface import Submit
 from torchbft.protocols.round.messages import (
@@ -38,12 +39,12 @@ class Statements:
     def __init__(
         self,
         me: PeerId,
-        key: SigningKey,
+        keys: KeyRing,
         records: Sequence[bytes],
         application: Application,
         resend: float,
     ) -> None:
-        self._me, self._key, self._resend = me, key, resend
+        self._me, self._keys, self._resend = me, keys, resend
         self._application = application
         self._ready: tuple[LedgerState, list[bytes]] | None = None
         self._own: dict[tuple[int, str], bytes] = {}
@@ -72,14 +73,25 @@ class Statements:
         said = [parse(tx).statement for tx in self._own.values()]
         return [one.evidence for one in said if isinstance(one, EvidenceTx)]
 
+    def has(self, statement: Statement) -> bool:
+        """Whether something was signed for this statement's slot."""
+        return (statement.round, slot_of(statement)) in self._own
+
     def make(self, statement: Statement) -> list[Effect]:
-        """Sign and persist, unless the slot is taken: then what was signed for it stands."""
+        """Sign with the key that the round's seats list, and persist. Nothing where the slot is
+        taken (what was signed for it stands), or where this peer has no seat, or not its key."""
         place = (statement.round, slot_of(statement))
-        if place in self._own:
+        key = self._key_for(statement.round)
+        if place in self._own or key is None:
             return []
-        tx = sign(statement, self._key)
+        tx = sign(statement, key)
         self._own[place], self._ready = tx, None
         return [Persist(LOG, tx)]
+
+    def _key_for(self, number: int) -> SigningKey | None:
+        seats = seats_for(self._application.state, number) or ()
+        mine = next((seat.voting for seat in seats if seat.name == self._me), None)
+        return self._keys.get(mine)
 
     def relay(self, tx: bytes) -> list[Effect]:
         """Take over another author's item, durably, to resend it like an own one."""
@@ -130,8 +142,10 @@ class Statements:
         lost, or this key signs elsewhere too."""
         state = self._application.state
         for known in (state.previous, state.current):
-            for slot in known.slots if known is not None else ():
-                if slot.author != self._me or known is None:
+            if known is None or self._key_for(known.number) is None:
+                continue
+            for slot in known.slots:
+                if slot.author != self._me:
                     continue
                 tx = self._own.get((known.number, slot.kind))
                 if tx is None or any(parse(tx).body != parse(x).body for x in slot.txs):
