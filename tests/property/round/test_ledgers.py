@@ -18,17 +18,20 @@ from round_world import World
 from torchbft.primitives.wire import encode
 from torchbft.protocols.round import events as ev
 from torchbft.protocols.round import reader
+from torchbft.protocols.round.changes import Change, Remove, Rotate
 from torchbft.protocols.round.messages import Status
 from torchbft.protocols.round.reader import apply_block
-from torchbft.protocols.round.state import LedgerState, Phase, decode_state
+from torchbft.protocols.round.state import Phase, decode_state
 
 ROUNDS = 6
-_CACHE: dict[tuple[int, Item], bytes] = {}
+_CACHE: dict[tuple, bytes] = {}
 
 
 def to_tx(world: World, item: Item) -> bytes:
     """The transaction of an abstract item. Signing is deterministic, so it is done once."""
-    key = (len(world.names), repr(item))
+    seats = world.seats(item[2])
+    keys = tuple(world.key_of(name, item[2]).public for name in (item[1], *seats))
+    key = (seats, keys, world.head(item[1], item[2]), repr(item))
     if key not in _CACHE:
         _CACHE[key] = _signed(world, item)
     return _CACHE[key]
@@ -46,14 +49,52 @@ def _signed(world: World, item: Item) -> bytes:
         return world.closing(author, number, kind.removeprefix("close-"), content)
     if kind == "void":
         return world.void(author, number)
+    if kind == "ready":
+        return world.ready(author)
+    if kind.startswith("member:"):
+        return world.vote(author, change_of(world, content), number)
     return world.rooted(author, number)
 
 
-class FixedSeats(World):
-    """All members are validators throughout, so every round has the same seats."""
+def change_of(world: World, change: tuple) -> Change:
+    """The statement's change of an abstract one."""
+    kind, name = change[:2]
+    if kind == "remove":
+        return Remove(name)
+    if kind == "rotate":
+        return world.rotate(name, change[2])
+    roles, power, tag = change[2:]
+    fields = {"contributor": "c" in roles, "validator": "v" in roles, "power": power}
+    return world.admit(name, tag, **fields)
 
-    def seats(self, number: int) -> tuple[str, ...]:
-        return self.names
+
+def abstract(world: World, change: Change) -> tuple:
+    """The abstract change of a statement's; tags are found by the keys that the world knows."""
+    if isinstance(change, Remove):
+        return ("remove", change.name)
+    tag = tag_of(world, change.name, change.voting)
+    if isinstance(change, Rotate):
+        return ("rotate", change.name, tag)
+    roles = "c" * change.contributor + "v" * change.validator
+    return ("admit", change.name, roles, change.power, tag)
+
+
+def tag_of(world: World, name: str, voting: bytes) -> str:
+    return next(tag for tag in TAGS if world.has_key(name, tag).public == voting)
+
+
+TAGS = ("", "/1", "/2")
+CHANGES = (
+    ("admit", "peer-8", "cv", 1, ""),
+    ("admit", "peer-8", "v", 2, "/1"),
+    ("admit", "peer-9", "c", 1, ""),
+    ("admit", "peer-1", "cv", 1, "/1"),
+    ("remove", "peer-1"),
+    ("remove", "peer-9"),
+    ("rotate", "peer-0", "/1"),
+    ("rotate", "peer-2", "/2"),
+)
+"""Some contradict each other, or are possible only after others."""
 
 
 class Attest(dict):
@@ -70,9 +111,11 @@ def adversary(chance: random.Random, world: World) -> Iterator[list[Item]]:
     liars = chance.sample(names, chance.randint(0, len(names) // 3 + 1))
     away = chance.sample(names, chance.randint(0, len(names) // 3))
     voting = chance.random() < 0.3
+    wanted = chance.sample(CHANGES, chance.choice((0, 0, 2, 5)))
     while True:
         state = world.state
         number = state.current.number
+        names = tuple(sorted({*world.names, *(m.name for m in state.members)}))
         lean = chance.choice((0.15, 0.5, 0.9))
         block: list[Item] = []
         if state.unsigned is not None and chance.random() < 0.7:
@@ -89,13 +132,29 @@ def adversary(chance: random.Random, world: World) -> Iterator[list[Item]]:
             block.append(anything(chance, world, name, other, name in liars))
         if seen and chance.random() < 0.5:
             block.append(chance.choice(seen))
+        for change in wanted:
+            some = chance.sample(names, chance.randint(0, len(names)))
+            block += [(f"member:{change}", name, number, change) for name in some]
         chance.shuffle(block)
         seen += block
-        yield block
+        yield [of_seats(world, item) for item in block]
+
+
+def of_seats(world: World, item: Item) -> Item:
+    """The item with what it says of seats that its round does not have left out, as when signed."""
+    kind, author, number, content = item
+    seats = world.seats(number)
+    if kind == "attest":
+        return (kind, author, number, Attest({s: v for s, v in content.items() if s in seats}))
+    if kind.startswith("close-"):
+        return (kind, author, number, tuple(name for name in content if name in seats))
+    return item
 
 
 def plausible(chance: random.Random, world: World, name: str, number: int) -> Item:
     phase = world.state.phase
+    if phase == Phase.READY:
+        return ("ready", name, number, None)
     if phase == Phase.COMMIT:
         if chance.random() < 0.3:
             return closing(chance, world, name, number, "commit")
@@ -104,7 +163,7 @@ def plausible(chance: random.Random, world: World, name: str, number: int) -> It
         if chance.random() < 0.3:
             return closing(chance, world, name, number, "open")
         return ("open", name, number, b"")
-    held = {author: Status.HELD for author in world.names}
+    held = {author: Status.HELD for author in world.seats(number)}
     return ("attest", name, number, Attest(held))
 
 
@@ -112,7 +171,7 @@ def closing(chance: random.Random, world: World, name: str, number: int, window:
     known = world.state.round_of(number)
     here = [slot.author for slot in known.of_kind(window)] if known else []
     if chance.random() < 0.3:
-        here = [author for author in world.names if chance.random() < 0.5]
+        here = [author for author in world.seats(number) if chance.random() < 0.5]
     return (f"close-{window}", name, number, tuple(sorted(here)))
 
 
@@ -121,18 +180,27 @@ def anything(chance: random.Random, world: World, name: str, number: int, lies: 
     if kind == "close":
         return closing(chance, world, name, number, chance.choice(("commit", "open")))
     if kind == "attest":
-        statuses = {author: chance.choice((1, 1, 2, 3) if lies else (1,)) for author in world.names}
+        seats = world.seats(number)
+        statuses = {author: chance.choice((1, 1, 2, 3) if lies else (1,)) for author in seats}
         return ("attest", name, number, Attest(statuses))
     return (kind, name, number, chance.choice((b"", b"", b"2", b"3") if lies else (b"",)))
 
 
-def summary(state: LedgerState, ended: list[tuple[int, str, tuple[str, ...]]]) -> object:
+def summary(world: World, ended: list[tuple[int, str, tuple[str, ...]]]) -> object:
+    state = world.state
     phase = {"root": "root", "finished": "finished"}.get(state.phase, state.phase)
     return (
         state.current.number,
         phase,
+        state.epoch,
         sorted(m.name for m in state.members if m.convicted),
         state.current.waited,
+        [
+            (s.name, (s.name, tag_of(world, s.name, s.voting)), s.power if s.validator else 0)
+            for s in state.current.seats
+        ],
+        (state.current.f, state.current.m_min),
+        [abstract(world, change) for change in state.passed],
         ended,
     )
 
@@ -147,14 +215,19 @@ def note(ended: list[tuple[int, str, tuple[str, ...]]], events: tuple[ev.Event, 
             ended.sort()
 
 
-def begin(n: int, m_min: int) -> tuple[FixedSeats, Oracle]:
+def begin(n: int, m_min: int) -> tuple[World, Oracle]:
     f = (n - 1) // 3
-    world = FixedSeats(n, rounds=ROUNDS, m_min=m_min)
+    world = World(n, rounds=ROUNDS, m_min=m_min)
+    for change in CHANGES:
+        if change[0] != "remove":
+            world.has_key(change[1], change[-1])
     world.block(*(world.ready(name) for name in world.names))
-    return world, Oracle(world.names, f, m_min, ROUNDS)
+    return world, Oracle(
+        world.names, f, m_min, ROUNDS, lambda change: encode(change_of(world, change))
+    )
 
 
-def play(n: int, m_min: int, seed: int, blocks: int = 40) -> tuple[FixedSeats, Oracle, list]:
+def play(n: int, m_min: int, seed: int, blocks: int = 40) -> tuple[World, Oracle, list]:
     """Read a ledger with both readers; raises AssertionError where they differ."""
     world, oracle = begin(n, m_min)
     ended: list[tuple[int, str, tuple[str, ...]]] = []
@@ -169,7 +242,7 @@ def play(n: int, m_min: int, seed: int, blocks: int = 40) -> tuple[FixedSeats, O
         note(ended, applied.events)
         mine = [e for e in ended if e[0] != world.state.current.number]
         theirs = oracle.summary()
-        assert summary(world.state, mine) == theirs
+        assert summary(world, mine) == theirs
         made.append(txs)
     return world, oracle, made
 
@@ -201,6 +274,8 @@ def test_the_ledgers_of_this_test_reach_what_they_should() -> None:
         "RoundOpened",
         "RoundVoid",
         "RunFinished",
+        "ChangePassed",
+        "MembershipChanged",
         "parked",
         "voted",
     }
@@ -309,7 +384,7 @@ def censored(chance: random.Random, listing: bool) -> bool:
     peer-3 lies: it closes at once, listing nothing, and orders everything as it likes. The others
     closed at their time-out, and listed what they held if ``listing``.
     """
-    world = FixedSeats(4, rounds=2, m_min=1).start()
+    world = World(4, rounds=2, m_min=1).start()
     honest = world.names[:3]
     held = honest if listing else ()
     items = [world.closing(name, 0, "commit", held) for name in honest]

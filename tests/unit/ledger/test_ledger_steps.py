@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from torchbft.primitives.abci import FinalizeResult, ValidatorUpdate
 from torchbft.primitives.effects import Broadcast, Persist, Send, Tick
 from torchbft.primitives.errors import MisuseError
-from torchbft.primitives.ids import Height
+from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.messages import (
@@ -23,6 +23,7 @@ from torchbft.protocols.ledger.messages import (
     Want,
     block_digest,
     decode_vote_record,
+    vote_is_signed,
 )
 from torchbft.protocols.ledger.state import Finalized
 from torchbft.sim.puppets import Puppets
@@ -561,13 +562,55 @@ def test_an_observer_follows_without_voting() -> None:
     assert table.machine.height == 3, "votes of its name's old key are not its own"
 
 
-def test_validator_updates_are_in_force_at_the_next_height() -> None:
+def test_validator_updates_are_in_force_two_heights_later() -> None:
     table = led_by_p1()
     gone = table.keys["p3"].public
     result = FinalizeResult((), b"h" * 32, (ValidatorUpdate(gone, 0),))
     table.application.finalize_block = lambda *a: result
     first = table.finalized(table.block(b"1"))
     table.give("p1", Blocks(Height(2), (encode(first),)))
+    assert table.machine.validators.names == table.names, "height 2 is still the old set's"
+    table.application.finalize_block = lambda *a: FinalizeResult((), b"h" * 32, ())
+    certificate_of_two = table.finalized(table.block(b"2"))
+    table.give("p1", Blocks(Height(3), (encode(certificate_of_two),)))
     assert table.machine.validators.names == ("p0", "p1", "p2")
     table.give("p3", table.vote("p3", Kind.PREPARE, b"x" * 32))
     assert table.machine._state.slot(Kind.PREPARE, 0) == {}
+
+
+def test_a_key_that_joins_votes_from_its_first_height_on_and_not_before() -> None:
+    """p0 is rotated in block 1: it signs height 2 with the old key, 3 with the new one."""
+    table = led_by_p1()
+    old, new = table.keys["p0"], SigningKey.derive(bytes(32), "p0/2")
+    updates = (ValidatorUpdate(old.public, 0), ValidatorUpdate(new.public, 1))
+    table.machine._config.names[new.public] = PeerId("p0")
+    table._keep(table.machine.add_key(new))
+    assert len(table.records["votes"]) == 2, "the new key is known before it signs"
+    publics = []
+    for height in (1, 2, 3):
+        made = updates if height == 1 else ()
+        result = FinalizeResult((), bytes([height]) * 32, made)
+        table.application.finalize_block = lambda *a, result=result: result
+        publics.append(table.machine.validators.publics["p0"])
+        block = table.block(b"%d" % height)
+        if block.proposer != "p0":
+            table.give(block.proposer, table.proposal(block))
+            (vote,) = table.voted(Kind.PREPARE)
+            assert vote_is_signed(publics[-1], table.run_id, vote)
+        table.give("p1", Blocks(Height(height + 1), (encode(table.finalized(block)),)))
+    assert publics == [old.public, old.public, new.public]
+
+
+def test_messages_of_a_validator_to_be_are_kept_until_its_first_height() -> None:
+    table = led_by_p1()
+    key = table.keys[PeerId("p9")] = SigningKey.derive(bytes(32), "p9")
+    table.machine._config.names[key.public] = PeerId("p9")
+    result = FinalizeResult((), b"h" * 32, (ValidatorUpdate(key.public, 1),))
+    table.application.finalize_block = lambda *a: result
+    table.give("p1", Blocks(Height(2), (encode(table.finalized(table.block(b"1"))),)))
+    early = table.vote("p9", Kind.PREPARE, b"x" * 32, height=3)
+    table.give("p9", early)
+    table.give("p8", early)
+    table.application.finalize_block = lambda *a: FinalizeResult((), b"h" * 32, ())
+    table.give("p1", Blocks(Height(3), (encode(table.finalized(table.block(b"2"))),)))
+    assert table.machine._state.slot(Kind.PREPARE, 0) == {"p9": early}

@@ -128,16 +128,18 @@ def test_round_02_closings_never_convict() -> None:
     assert not world.told(ev.Convicted)
 
 
-def test_round_02_a_convict_is_banned_from_the_next_opening_on() -> None:
+def test_round_02_a_convict_is_ignored_at_once_and_has_no_seat_from_the_next_opening_on() -> None:
     world = started(7)
-    world.block(world.commit("peer-1", 0, b"other"))
+    world.block(world.commit("peer-1", 0), world.commit("peer-1", 0, b"other"))
     assert world.state.current.seat("peer-1").contributor
-    world.play_round(0)
-    assert not world.state.current.seat("peer-1").contributor
-    assert world.state.current.seat("peer-1").validator
+    assert admissible(world.open("peer-1", 0), world.state) == "peer-1 is convicted"
+    rest = tuple(name for name in world.names if name != "peer-1")
+    world.play_round(0, rest)
+    assert world.state.current.seat("peer-1") is None
     assert world.state.current.f == 1, "f − e: evidence excluded one"
+    world.get_ready()
     refused = admissible(world.commit("peer-1", 1), world.state)
-    assert refused == "peer-1 is no contributor"
+    assert refused == "peer-1 is no member in round 1"
 
 
 # --- 3, 4: opening -------------------------------------------------------------------------------
@@ -638,11 +640,11 @@ def test_round_17_rounds_previous_current_and_next_are_admissible_and_no_window_
 
 def test_round_17_two_different_statements_per_slot_and_no_third() -> None:
     world = started()
-    world.block(world.commit("peer-0", 0), world.commit("peer-0", 0, b"2"))
-    assert (
-        admissible(world.commit("peer-0", 0, b"3"), world.state)
-        == "two different statements are on the ledger"
+    first, second, third = (
+        world.closing("peer-0", 0, "commit", world.names[:count]) for count in range(3)
     )
+    world.block(first, second)
+    assert admissible(third, world.state) == "two different statements are on the ledger"
 
 
 def test_round_17_cheap_checks_come_before_signatures(monkeypatch: pytest.MonkeyPatch) -> None:

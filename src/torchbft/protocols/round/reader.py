@@ -474,15 +474,18 @@ def _dealt(
 
 
 def _still_seated(state: LedgerState, seats: tuple[Seat, ...]) -> tuple[Slot, ...]:
-    """Early items of members that have the seat which the item needs, with the key they used."""
+    """Early items of members that have the seat which the item needs, with the key they used; of
+    those that say something of each seat, only if the seats are the same."""
     keys = {seat.name: seat.voting for seat in state.current.seats}
     same = [seat for seat in seats if keys.get(seat.name) == seat.voting]
     contributors = {seat.name for seat in same if seat.contributor}
     validators = {seat.name for seat in same if seat.validator}
+    others = list(keys) != [seat.name for seat in seats]
     return tuple(
         slot
         for slot in state.early
         if slot.author in (contributors if slot.kind in ("commit", "open") else validators)
+        and not (others and slot.kind.startswith(("close-", "attest")))
     )
 
 
