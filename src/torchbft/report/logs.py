@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from torchbft.primitives.errors import DecodeError, StorageError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.runspec import RunSpec
 from torchbft.protocols.ledger.certificates import (
-    ValidatorSet,
     check_certificate,
     check_timeouts,
 )
@@ -30,6 +29,10 @@ from torchbft.protocols.ledger.messages import (
 )
 from torchbft.protocols.round.messages import parse
 from torchbft.report.findings import Findings
+from torchbft.report.sets import Sets
+
+Publics = Callable[[str], Iterable[bytes]]
+"""The voting keys that a member has or had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def log_records(path: Path, findings: Findings) -> Iterator[LogRecord]:
 
 
 def check_votes(
-    path: Path, run: RunSpec, validators: ValidatorSet, findings: Findings
+    path: Path, run: RunSpec, sets: Sets, findings: Findings
 ) -> list[TimeoutCertificate]:
     """Check the log of a validator's own votes; gives the time-outs that it holds."""
     held: list[TimeoutCertificate] = []
@@ -68,9 +71,10 @@ def check_votes(
         if isinstance(said, SignerState):
             wrong = None if said.run_id == run.run_id else "belongs to another run"
         elif isinstance(said, Prepared):
+            validators = sets.at(said.certificate.height)
             wrong = check_certificate(said.certificate, Kind.PREPARE, validators, run.run_id)
         else:
-            wrong = _wrong_vote(said, validators, run.run_id, held)
+            wrong = _wrong_vote(said, sets, run.run_id, held)
         if wrong:
             findings.problem(record.place, wrong)
         else:
@@ -80,11 +84,12 @@ def check_votes(
 
 def _wrong_vote(
     said: Vote | Proposal | Timeout,
-    validators: ValidatorSet,
+    sets: Sets,
     run_id: bytes,
     held: list[TimeoutCertificate],
 ) -> str | None:
     vote = said if isinstance(said, Vote) else said.vote
+    validators = sets.at(vote.height)
     public = validators.publics.get(PeerId(vote.author))
     if public is None or not vote_is_signed(public, run_id, vote):
         return f"holds a vote that {vote.author} did not sign"
@@ -94,27 +99,26 @@ def _wrong_vote(
     return None
 
 
-def check_statements(path: Path, run: RunSpec, findings: Findings) -> None:
+def check_statements(path: Path, run: RunSpec, publics: Publics, findings: Findings) -> None:
     """Check the log of round statements: each signed by its author, for this run."""
     for record in log_records(path, findings):
-        wrong = wrong_transaction(record.data, run)
+        wrong = wrong_transaction(record.data, run, publics)
         if wrong:
             findings.problem(record.place, wrong)
         else:
             findings.count("statements")
 
 
-def wrong_transaction(tx: bytes, run: RunSpec) -> str | None:
+def wrong_transaction(tx: bytes, run: RunSpec, publics: Publics) -> str | None:
     """Why a transaction is not a statement that a member signed for this run; None if it is."""
     try:
         parsed = parse(tx)
     except DecodeError as error:
         return f"is no statement: {error.what}"
     statement = parsed.statement
-    keys = {member.name: bytes.fromhex(member.voting) for member in run.members}
     if statement.run_id != run.run_id:
         return "is a statement of another run"
-    if statement.author not in keys or not parsed.signed_by(keys[statement.author]):
+    if not any(parsed.signed_by(public) for public in publics(statement.author)):
         return f"is a statement that {statement.author} did not sign"
     return None
 

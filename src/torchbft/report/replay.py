@@ -20,7 +20,6 @@ from torchbft.primitives.evidence import Evidence, Fault, Outcome
 from torchbft.primitives.ids import Height, PeerId, Round
 from torchbft.primitives.runspec import RunSpec
 from torchbft.protocols.ledger.certificates import (
-    ValidatorSet,
     convict,
     verify_finalized,
 )
@@ -44,6 +43,7 @@ from torchbft.protocols.round.outcomes import OBSERVATIONS, check_bad_opening, c
 from torchbft.protocols.round.state import Accepted, RoundState
 from torchbft.report.findings import Findings, MemberResult, VerifiedRound
 from torchbft.report.logs import LogRecord, wrong_transaction
+from torchbft.report.sets import Sets
 from torchbft.tensors.advance import LedgerFields, advance
 from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
@@ -80,11 +80,11 @@ class Chain:
     """``Ordered`` of the embedded ledger."""
 
     run_id: bytes
-    validators: ValidatorSet
+    sets: Sets
     findings: Findings
-    timeouts: list[TimeoutCertificate] = field(default_factory=list)
     blocks: dict[int, FinalizedBlock] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
+    conflicts: list[tuple[FinalizedBlock, FinalizedBlock, str]] = field(default_factory=list)
     convicted: set[str] = field(default_factory=set)
     app_hash: bytes = b""
 
@@ -106,7 +106,7 @@ class Chain:
             before = finalized
 
     def _wrong(self, finalized: FinalizedBlock, before: FinalizedBlock | None) -> str | None:
-        wrong = verify_finalized(finalized, self.validators, self.run_id)
+        wrong = verify_finalized(finalized, self.sets.at(finalized.block.height), self.run_id)
         if wrong:
             return f"block {finalized.block.height}: {wrong}"
         if before is None:
@@ -120,16 +120,24 @@ class Chain:
         height = finalized.block.height
         known = self.blocks.setdefault(height, finalized)
         self.places.setdefault(height, place)
-        if block_digest(known.block) == block_digest(finalized.block):
-            return
-        proof = convict(known, finalized, self.timeouts, self.validators, self.run_id)
-        guilty = sorted({evidence.accused for evidence in proof})
-        self.convicted.update(guilty)
-        self.findings.problem(
-            place,
-            f"block {height} differs from the one in {self.places[height]}, both certified;"
-            f" this convicts {', '.join(guilty) or 'nobody with the time-outs at hand'}",
-        )
+        if known is finalized:
+            self.sets.follow(finalized.block)
+        elif block_digest(known.block) != block_digest(finalized.block):
+            self.conflicts.append((known, finalized, place))
+
+    def convict(self, timeouts: Sequence[TimeoutCertificate]) -> None:
+        """Say who is to blame where two certified blocks of one height differ."""
+        for known, other, place in self.conflicts:
+            height = known.block.height
+            held = [t for t in timeouts if t.height == height]
+            proof = convict(known, other, held, self.sets.at(height), self.run_id)
+            guilty = sorted({evidence.accused for evidence in proof})
+            self.convicted.update(guilty)
+            self.findings.problem(
+                place,
+                f"block {height} differs from the one in {self.places[height]}, both certified;"
+                f" this convicts {', '.join(guilty) or 'nobody with the time-outs at hand'}",
+            )
 
     def begin(self, application: Application) -> None:
         self.app_hash = application.info().last_app_hash
@@ -298,16 +306,23 @@ class Replay:
     """Feeds the chain to the application and checks what comes out."""
 
     run: RunSpec
-    validators: ValidatorSet
     models: Models
     findings: Findings
     rounds: dict[int, VerifiedRound] = field(default_factory=dict)
     convicted: set[str] = field(default_factory=set)
     fixed: dict[int, tuple[RoundState, tuple[Accepted, ...]]] = field(default_factory=dict)
+    application: Application = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.application = application_of(self.run)
+
+    def publics(self, name: str) -> tuple[bytes, ...]:
+        """The voting keys that a member has or had by the block that was read last."""
+        return tuple(public for public, _, _ in self.application.state.keys_of(name))
 
     def through(self, chain: Ordered) -> None:
         """All blocks from the first on, as far as they go without a gap."""
-        application = application_of(self.run)
+        application = self.application
         chain.begin(application)
         for height in range(1, len(chain.places) + 1):
             if height not in chain.places:
@@ -328,7 +343,7 @@ class Replay:
 
     def _transactions(self, txs: Sequence[bytes], place: str) -> None:
         for index, tx in enumerate(txs):
-            wrong = wrong_transaction(tx, self.run)
+            wrong = wrong_transaction(tx, self.run, self.publics)
             if wrong:
                 self.findings.problem(place, f"transaction {index} {wrong}")
             else:
@@ -416,9 +431,9 @@ class Replay:
         return check_equivocation(evidence, seat.voting)
 
     def _convicted(self, evidence: Evidence, place: str) -> None:
-        public = bytes.fromhex(self.run.member(evidence.accused).voting)
         check = checks_of(self.run).get(evidence.fault)
-        holds = check is not None and check(evidence, public)
+        keys = self.publics(evidence.accused)
+        holds = check is not None and any(check(evidence, public) for public in keys)
         if holds:
             self.findings.count("convictions")
         else:

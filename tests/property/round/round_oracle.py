@@ -397,7 +397,7 @@ class Oracle:
             (self.now.f, self.now.m_min),
             self.passed,
             [
-                # A vote takes effect once the next round is open: in a new epoch that takes a while.
+                # A vote takes effect once the next round is open; a new epoch delays that.
                 (p.number, "fixed" if p.verdict == "voted" else p.verdict, p.accepted)
                 for p in self.plays[:-1]
                 if p.verdict

@@ -41,6 +41,7 @@ from torchbft.report.logs import (
     wrong_transaction,
 )
 from torchbft.report.replay import Chain, Models, Replay, fields_after
+from torchbft.report.sets import Sets
 from torchbft.tensors.recipe import Recipe
 from torchbft.tensors.state import AgreedState
 
@@ -72,9 +73,13 @@ def records_of(finals: list[FinalizedBlock], place: str = "log") -> list[LogReco
 
 
 def chain_of(run: RunSpec, finals: list[FinalizedBlock]) -> Chain:
-    chain = Chain(run.run_id, validators_of(run), Findings())
+    chain = Chain(run.run_id, Sets(run), Findings())
     chain.add(records_of(finals))
     return chain
+
+
+def publics_of(run: RunSpec) -> Callable[[str], list[bytes]]:
+    return lambda name: [bytes.fromhex(m.voting) for m in run.members if m.name == name]
 
 
 def certified(
@@ -162,7 +167,7 @@ def test_true_votes_are_counted(run: RunSpec, tmp_path: Path) -> None:
     first = encode(SignerState(run.run_id, VOTING[NAMES[0]].public))
     path = write(tmp_path / "votes.log", first, a_vote(run), a_vote(run, NAMES[1], NAMES[1]))
     findings = Findings()
-    assert check_votes(path, run, validators_of(run), findings) == []
+    assert check_votes(path, run, Sets(run), findings) == []
     assert (findings.problems, findings.checked["votes"]) == ([], 3)
 
 
@@ -192,7 +197,7 @@ def test_true_votes_are_counted(run: RunSpec, tmp_path: Path) -> None:
 def test_false_votes_are_found(run: RunSpec, tmp_path: Path, record: Vote, what: str) -> None:
     path = write(tmp_path / "votes.log", record(run))
     findings = Findings()
-    check_votes(path, run, validators_of(run), findings)
+    check_votes(path, run, Sets(run), findings)
     assert what in told(findings)
     assert f"{path}, record 0 (byte 16)" in told(findings)
 
@@ -214,7 +219,7 @@ def test_time_outs_in_proposals_are_kept_for_convictions(
     )  # fmt: skip
     path = write(tmp_path / "votes.log", encode(Proposal(vote, block, timeouts)))
     findings = Findings()
-    assert check_votes(path, run, validators_of(run), findings) == [timeouts]
+    assert check_votes(path, run, Sets(run), findings) == [timeouts]
     assert findings.problems == []
 
 
@@ -230,10 +235,10 @@ def test_statements_must_be_signed_for_this_run(run: RunSpec, tmp_path: Path) ->
         good + b"\0": "is no statement",
     }
     for tx, expected in cases.items():
-        found = wrong_transaction(tx, run)
+        found = wrong_transaction(tx, run, publics_of(run))
         assert (found is None) if expected is None else (expected in (found or ""))
     findings = Findings()
-    check_statements(write(tmp_path / "statements.log", *cases), run, findings)
+    check_statements(write(tmp_path / "statements.log", *cases), run, publics_of(run), findings)
     assert findings.checked["statements"] == 1
     assert len(findings.problems) == len(cases) - 1
 
@@ -299,6 +304,7 @@ def test_a_fork_convicts_the_quorums_intersection(
     second = certified(run, blocks[0], NAMES[1:], proposer="peer-b")
     chain = chain_of(run, [first])
     chain.add(records_of([second], "other"))
+    chain.convict([])
     assert chain.convicted == {"peer-b", "peer-c"}
     assert "both certified; this convicts peer-b, peer-c" in told(chain.findings)
 
@@ -311,7 +317,7 @@ def replay_of(run: RunSpec, proven: Path, chain: Chain) -> Replay:
     payloads = check_payloads(proven / "peers" / "peer-a" / "payloads", Findings())
     models = Models(run, Recipe.of(run), payloads, [], findings)
     models.begin([proven / "peers" / "peer-a" / "start.safetensors"])
-    replay = Replay(run, validators_of(run), models, findings)
+    replay = Replay(run, models, findings)
     replay.through(chain)
     return replay
 

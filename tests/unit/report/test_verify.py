@@ -312,8 +312,8 @@ def test_surplus_payloads_of_refused_contributions_are_hashed_too(copied: Path) 
 @pytest.mark.parametrize(
     ("attack", "convicted", "outcomes", "proofs"),
     [
-        ("equivocator", {"peer-d"}, {"equivocated", "absent"}, {"transferable"}),
-        ("double_voter", {"peer-d"}, {"absent"}, set()),
+        ("equivocator", {"peer-d"}, {"equivocated", "absent", "unopened"}, {"transferable"}),
+        ("double_voter", {"peer-d"}, {"absent", "unopened"}, set()),
         ("bad_opener", set(), {"malformed", "late"}, {"transferable"}),
         ("withholder", set(), {"unopened"}, set()),
         ("silent_validator", set(), set(), set()),

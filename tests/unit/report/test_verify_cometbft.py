@@ -24,12 +24,13 @@ from torchbft.protocols.chain.checks import updated
 from torchbft.protocols.chain.evidence import double_vote
 from torchbft.protocols.chain.messages import ChainRecord, DuplicateVote, decode_record
 from torchbft.protocols.ledger.messages import decode_finalized
-from torchbft.protocols.peer import application_of, checks_of, validators_of
+from torchbft.protocols.peer import application_of, checks_of
 from torchbft.protocols.round import messages as m
 from torchbft.report.cometbft import CometChain, genesis_of, seats_times_power
 from torchbft.report.findings import Findings, Verdict
 from torchbft.report.logs import LogRecord
 from torchbft.report.replay import Chain, Models, Replay
+from torchbft.report.sets import Sets
 from torchbft.report.verify import verify
 from torchbft.sim.chain import ChainMaker, crafted_signature
 from torchbft.tensors.recipe import Recipe
@@ -89,7 +90,7 @@ def test_both_engines_give_the_same_rounds(ordered_run: Ordered) -> None:
     run, folder = ordered_run
     verdict = verify(folder)
     findings = Findings()
-    chain = Chain(run.spec.run_id, validators_of(run.spec), findings)
+    chain = Chain(run.spec.run_id, Sets(run.spec), findings)
     records = run.cluster.nodes[PeerId("peer-a")].disk.read()["blocks"]
     chain.add([LogRecord(str(i), record) for i, record in enumerate(records)])
     assert chain.blocks[1].block.txs == decode_finalized(records[0]).block.txs
@@ -98,7 +99,7 @@ def test_both_engines_give_the_same_rounds(ordered_run: Ordered) -> None:
         run.spec, Recipe.of(run.spec), {bytes.fromhex(n): p for n, p in payloads.items()}, [],
         findings, run.start,
     )  # fmt: skip
-    replay = Replay(run.spec, validators_of(run.spec), models, findings)
+    replay = Replay(run.spec, models, findings)
     replay.through(chain)
     assert findings.problems == []
     assert tuple(replay.rounds.values()) == verdict.rounds
@@ -221,7 +222,7 @@ def verified(run: Any, maker: ChainMaker, *others: ChainMaker) -> tuple[Findings
             for i, record in enumerate(each.records)
         ])  # fmt: skip
     models = Models(run.spec, Recipe.of(run.spec), {}, [], findings)
-    replay = Replay(run.spec, validators_of(run.spec), models, findings)
+    replay = Replay(run.spec, models, findings)
     replay.through(chain)
     replay.convicted |= chain.convicted
     return findings, replay
