@@ -7,6 +7,7 @@ from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.certificates import double_vote
 from torchbft.protocols.ledger.messages import Blocks, FinalizedBlock, Kind, block_digest
 from torchbft.protocols.ledger.state import Accuse
+from torchbft.protocols.round.state import Seat
 from torchbft.sim.checkers import (
     CertificatesAreValid,
     HeightsInOrder,
@@ -74,8 +75,8 @@ def test_a_hidden_lock() -> None:
 
 
 def test_a_certificate_without_a_quorum() -> None:
-    publics = {name: key.public for name, key in TABLE.keys.items()}
-    checker = CertificatesAreValid(TABLE.run_id, publics)
+    seats = [Seat(name, key.public, 1, True, True) for name, key in sorted(TABLE.keys.items())]
+    checker = CertificatesAreValid(TABLE.run_id, lambda height: seats)
     good = TABLE.finalized(TABLE.block(b"1"))
     checker.on_message(A, Blocks(Height(2), (encode(good),)))
     assert checker.violations == []

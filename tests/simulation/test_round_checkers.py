@@ -20,7 +20,7 @@ from torchbft.protocols.round.messages import (
     seat_map,
     sign,
 )
-from torchbft.protocols.round.state import Accepted
+from torchbft.protocols.round.state import Accepted, Seat
 from torchbft.sim.checkers import Checker
 from torchbft.sim.puppets import Puppets
 from torchbft.sim.round_checkers import (
@@ -42,6 +42,7 @@ NAMES = TABLE.names
 A, B, C, D, E, X, Y = NAMES
 HONEST = (A, B, C, D, E)
 NEED = 3
+SEATS = tuple(Seat(name, bytes(32), 1, True, True) for name in NAMES)
 """f+1 of seven: so many honest ones cannot all be missing from a quorum of closings."""
 KEYS: dict[str, SigningKey] = dict(TABLE.keys)
 
@@ -151,7 +152,7 @@ def test_two_signed_roots() -> None:
 
 
 def test_a_root_that_too_few_computed() -> None:
-    checker = RootsAreComputed(quorum=5, liars=2)
+    checker = RootsAreComputed(lambda number: SEATS, (X, Y))
     root = b"r" * 32
     for name in (A, B, X):
         checker.on_statement(name, parse(tx(RootVote(*head(name), root))))
@@ -224,7 +225,7 @@ class Window:
 
     def __init__(self, kind: str = "commit") -> None:
         self.round = 0
-        self.checker = NothingInTimeIsLost(NAMES, HONEST, lambda peer: self.round)
+        self.checker = NothingInTimeIsLost(lambda number: SEATS, HONEST, lambda peer: self.round)
         self.kind = kind
         self.item = opening(A) if kind == "open" else commitment(A)
         if kind == "open":

@@ -7,12 +7,11 @@ rounds are in ``round_checkers.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Effect
 from torchbft.primitives.errors import DecodeError
-from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.messages import (
@@ -28,6 +27,8 @@ from torchbft.protocols.ledger.messages import (
 )
 from torchbft.protocols.ledger.state import Accuse
 from torchbft.protocols.round.messages import Parsed
+from torchbft.protocols.round.state import Seat
+from torchbft.sim.seating import power, quorum
 
 
 class Checker:
@@ -118,13 +119,12 @@ class OneVotePerSlot(Checker):
 
 
 class CertificatesAreValid(Checker):
-    """Every block that an honest peer serves was signed by n−f different validators."""
+    """Every block that an honest peer serves was signed by n−f (of the power) of its height's
+    validators, whom ``validators`` tells in order of name."""
 
-    def __init__(self, run_id: bytes, publics: Mapping[PeerId, bytes]) -> None:
+    def __init__(self, run_id: bytes, validators: Callable[[int], Sequence[Seat]]) -> None:
         super().__init__()
-        self._run_id, self._publics = run_id, publics
-        self._names = sorted(publics)
-        self._quorum = FaultModel(len(publics)).quorum
+        self._run_id, self._validators = run_id, validators
 
     def on_message(self, peer: PeerId, message: object) -> None:
         if isinstance(message, Blocks):
@@ -134,15 +134,16 @@ class CertificatesAreValid(Checker):
     def check(self, peer: PeerId, finalized: FinalizedBlock) -> None:
         """Check a block that this peer has finalized."""
         certificate = finalized.certificate
-        valid = set()
+        seats, valid = self._validators(certificate.height), set()
         for index, signature in zip(certificate.signers, certificate.signatures, strict=True):
-            name = self._names[index]
             slot = (Kind.FINALIZE, certificate.height, certificate.view)
+            seat = seats[index] if index < len(seats) else None
+            name = seat.name if seat else ""
             vote = Vote(*slot, View(0), certificate.digest, name, signature)
-            if vote_is_signed(self._publics[name], self._run_id, vote):
+            if seat and vote_is_signed(seat.voting, self._run_id, vote):
                 valid.add(name)
         digest = sha256("ledger/block", encode(finalized.block))
-        if len(valid) < self._quorum or digest != certificate.digest:
+        if power(seats, valid) < quorum(seats) or digest != certificate.digest:
             height = finalized.block.height
             self.violations.append(f"{peer} holds a bad certificate at height {height}")
 

@@ -15,6 +15,7 @@ from torchbft.protocols.ledger.certificates import Validator, ValidatorSet
 from torchbft.protocols.ledger.machine import LedgerMachine
 from torchbft.protocols.ledger.messages import Transaction, decode_finalized
 from torchbft.protocols.ledger.state import Finalized, LedgerConfig
+from torchbft.protocols.round import state as rounds
 from torchbft.sim.byzantine import ADVERSARIES, Seat
 from torchbft.sim.chaos import HEALTHY
 from torchbft.sim.checkers import (
@@ -80,8 +81,9 @@ class Ledgers(Watcher):
         )
 
     def _add_checkers(self) -> None:
-        publics = {name: key.public for name, key in self.keys.items()}
-        self._certificates = CertificatesAreValid(self.run_id, publics)
+        keys = sorted(self.keys.items())
+        seats = [rounds.Seat(name, key.public, 1, False, True) for name, key in keys]
+        self._certificates = CertificatesAreValid(self.run_id, lambda height: seats)
         self._accusations = HonestAreNotAccused(frozenset(self.honest))
         self.checkers: list[Checker] = [
             OneBlockPerHeight(),

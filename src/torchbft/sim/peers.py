@@ -15,10 +15,10 @@ from random import Random
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Effect, Received
 from torchbft.primitives.errors import HaltError, MisuseError
-from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId, Round
-from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.keys import KeyRing, SigningKey
 from torchbft.primitives.runspec import (
+    VOTING_DOMAIN,
     Aggregation,
     Data,
     Ledger,
@@ -26,12 +26,20 @@ from torchbft.primitives.runspec import (
     Timing,
     Training,
     new_member,
+    voting_body,
 )
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.messages import decode_finalized
-from torchbft.protocols.peer import TRANSACTION, BlockDone, PeerMachine, Suspected
+from torchbft.protocols.peer import (
+    TRANSACTION,
+    BlockDone,
+    PeerMachine,
+    Suspected,
+    application_of,
+)
 from torchbft.protocols.round import interface as rounds
 from torchbft.protocols.round.application import Application
+from torchbft.protocols.round.changes import Admit, Change, Rotate
 from torchbft.protocols.round.events import OpeningsClosed
 from torchbft.protocols.round.messages import Parsed
 from torchbft.protocols.round.state import Accepted
@@ -61,6 +69,7 @@ from torchbft.sim.round_checkers import (
     TrainsFromSignedRoots,
     peer_message,
 )
+from torchbft.sim.seating import Seating
 
 START_ROOT = sha256("sim/start")
 TRACE_ROOT = sha256("sim/trace")
@@ -99,6 +108,23 @@ def key_of(name: str) -> SigningKey:
     return SigningKey.derive(bytes(32), name)
 
 
+def identity_of(name: str) -> SigningKey:
+    """The identity key of a simulated peer."""
+    return SigningKey.derive(b"\1" * 32, name)
+
+
+def certificate_of(name: str, voting: SigningKey) -> bytes:
+    """The identity's signature under a voting key."""
+    return identity_of(name).sign(VOTING_DOMAIN, voting_body(name, voting.public, epoch=0))
+
+
+def admission_of(name: str) -> Admit:
+    """The change that admits a simulated peer with all roles."""
+    key = key_of(name)
+    certificate = certificate_of(name, key)
+    return Admit(name, identity_of(name).public, key.public, certificate, "", 0, 1, True, True)
+
+
 def run_of(
     names: Iterable[str],
     *,
@@ -107,11 +133,10 @@ def run_of(
     ledger: Ledger | None = None,
 ) -> RunSpec:
     """A run of these peers; all validate and contribute."""
-    identity = partial(SigningKey.derive, b"\1" * 32)
     run = RunSpec(
         name="simulated",
         seed="07" * 32,
-        members=tuple(new_member(name, identity(name), key_of(name)) for name in sorted(names)),
+        members=tuple(new_member(name, identity_of(name), key_of(name)) for name in sorted(names)),
         data=Data(samples=10_000),
         training=Training(rounds=rounds),
         aggregation=Aggregation(),
@@ -131,6 +156,7 @@ def next_root(effect: rounds.Advance) -> bytes:
 class Peers(Watcher):
     """A cluster of whole peers; ``liars`` builds what sits in a liar's seat.
 
+    ``joiners``: honest peers that are not in the run file; they follow the ledger until admitted.
     ``malformed``: liars whose payloads are unreadable. ``listeners`` see the effects of honest
     peers. What honest peers were told is in the checkers ``sets``, ``roots`` and ``accusations``.
     """
@@ -142,12 +168,13 @@ class Peers(Watcher):
         seed: int = 0,
         liars: Mapping[PeerId, BuildMachine] | None = None,
         malformed: Iterable[PeerId] = (),
+        joiners: Iterable[PeerId] = (),
         conditions: Conditions = HEALTHY,
         trainer: Trainer | None = None,
         sync_seconds: float = 0.002,
     ) -> None:
         self.run, self.trainer = run, trainer or Trainer()
-        self.names = tuple(PeerId(member.name) for member in run.members)
+        self.names = tuple(PeerId(member.name) for member in run.members) + tuple(joiners)
         self.liars, self._malformed = dict(liars or {}), frozenset(malformed)
         self.honest = tuple(name for name in self.names if name not in self.liars)
         self.random = Random(f"peers/{seed}")
@@ -155,6 +182,9 @@ class Peers(Watcher):
         self.listeners: list[Callable[[PeerId, Effect], None]] = []
         self.finished: set[PeerId] = set()
         self.halted: dict[PeerId, str] = {}
+        self.wanted: tuple[Change, ...] = ()
+        """Changes of the membership that the operators of all honest peers are for."""
+        self._rings = {name: KeyRing(key_of(name)) for name in self.names}
         self.slips: dict[PeerId, int] = {}
         """Peers that compute one wrong state, and in which round at the earliest."""
         self._unreadable: set[bytes] = set()
@@ -173,12 +203,12 @@ class Peers(Watcher):
         self._add_checkers()
 
     def _add_checkers(self) -> None:
-        publics = {PeerId(m.name): bytes.fromhex(m.voting) for m in self.run.members}
-        quorum = FaultModel(len(self.names)).quorum
+        genesis = application_of(self.run).state
+        self.seating = seating = Seating(genesis.current.seats)
         self.sets, self.roots = OneSetPerRound(), OneRootPerRound()
         self.accusations = HonestAreNotNamed(self.honest)
-        self.items = NothingInTimeIsLost(self.names, self.honest, self.round_of)
-        self._certificates = CertificatesAreValid(self.run.run_id, publics)
+        self.items = NothingInTimeIsLost(seating.seats, self.honest, self.round_of)
+        self._certificates = CertificatesAreValid(self.run.run_id, seating.validators)
         self.checkers: list[Checker] = [
             OneBlockPerHeight(),
             HeightsInOrder(),
@@ -190,7 +220,7 @@ class Peers(Watcher):
             self.sets,
             self.roots,
             HaltsAfterVoidRounds(),
-            RootsAreComputed(quorum, len(self.liars)),
+            RootsAreComputed(seating.seats, self.liars),
             TrainsFromSignedRoots(START_ROOT),
             AcceptedPayloadsAreHeld(self.honest, self.plane.holders),
             self.accusations,
@@ -204,7 +234,10 @@ class Peers(Watcher):
         if name not in self.liars:
             for checker in self.checkers:
                 checker.on_start(name)
-        return build(self.run, name, key_of(name), sha256("sim/secret", name.encode()), records)
+        secret = sha256("sim/secret", name.encode())
+        if name in self.liars:
+            return build(self.run, name, key_of(name), secret, records)
+        return PeerMachine(self.run, name, self._rings[name], secret, records)
 
     def start(self, *names: PeerId) -> None:
         """Start these peers, or all that are down, each from its home."""
@@ -213,8 +246,22 @@ class Peers(Watcher):
                 self.homes[name].wanted = None
                 self.cluster.start(name)
                 if self.cluster.is_up(name):
+                    self.cluster.feed(name, rounds.Want(self.wanted))
                     self._tell_state(name)
                     self._tell_held(name)
+
+    def want(self, *changes: Change) -> None:
+        """Let the operators of all honest peers be for these changes and no others."""
+        self.wanted = changes
+        for name in self.honest:
+            self.cluster.feed(name, rounds.Want(changes))
+
+    def new_key(self, name: PeerId, tag: str) -> Rotate:
+        """Give a peer a further voting key; returns the change that puts it in force."""
+        key = key_of(f"{name}/{tag}")
+        self._rings[name].add(key)
+        self.cluster.feed(name, rounds.KeyAdded(key))
+        return Rotate(name, key.public, certificate_of(name, key))
 
     def application(self, name: PeerId) -> Application:
         """What a running peer's ledger has decided, as the peer sees it; also a liar's."""
@@ -305,6 +352,8 @@ class Peers(Watcher):
 
     def _watch(self, peer: PeerId, effect: Effect) -> None:
         """An honest peer's effect, as the checkers and listeners see it."""
+        if isinstance(effect, BlockDone):
+            self.seating.note(effect.height, self.application(peer).state)
         for checker in self.checkers:
             checker.on_effect(peer, effect)
         match effect:

@@ -6,13 +6,12 @@ format, the signature check and the events' types with the round, and none of it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchbft.primitives.digests import sha256
 from torchbft.primitives.effects import Effect
 from torchbft.primitives.errors import DecodeError
-from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger.messages import FinalizedBlock
@@ -27,7 +26,9 @@ from torchbft.protocols.round.messages import (
     parse,
     seats_in,
 )
+from torchbft.protocols.round.state import Seat
 from torchbft.sim.checkers import Checker, decoded
+from torchbft.sim.seating import power, quorum
 
 CONTRIBUTIONS = ("commit", "open")
 """Slots of a contribution; each has a window that closings may close."""
@@ -151,12 +152,12 @@ class OneRootPerRound(Checker):
 
 
 class RootsAreComputed(Checker):
-    """A signed root was signed by n−f validators less the liars: that many honest ones computed
-    it."""
+    """A signed root was signed by a quorum of its round's validators less the liars: honest ones of
+    that power computed it. ``seats`` tells those of a round."""
 
-    def __init__(self, quorum: int, liars: int) -> None:
+    def __init__(self, seats: Callable[[int], Sequence[Seat]], liars: Iterable[PeerId]) -> None:
         super().__init__()
-        self._need = quorum - liars
+        self._seats, self._liars = seats, frozenset(liars)
         self._signers: dict[tuple[int, bytes], set[PeerId]] = {}
 
     def on_statement(self, peer: PeerId, statement: Parsed) -> None:
@@ -167,10 +168,12 @@ class RootsAreComputed(Checker):
     def on_effect(self, peer: PeerId, effect: Effect) -> None:
         if isinstance(effect, interface.RootAgreed):
             signers = self._signers.get((effect.round, effect.root), set())
-            if len(signers) < self._need:
+            seats = self._seats(effect.round)
+            need, held = quorum(seats) - power(seats, self._liars), power(seats, signers)
+            if held < need:
                 self.violations.append(
                     f"{peer} counts a root of round {effect.round} as signed that"
-                    f" {len(signers)} honest peers signed, not {self._need}"
+                    f" {held} honest peers signed, not {need}"
                 )
 
 
@@ -256,20 +259,18 @@ class NothingInTimeIsLost(Checker):
     ones than are missing from those was known to one of them before it signed its list. Where the
     members waited for were all there, nothing can be said of the others. A validator knows an item
     if it came in the life in which it closes, and its ledger was in the item's round or the one
-    before; ``round_of`` tells in which.
+    before; ``round_of`` tells in which. ``seats``: of a round, in order of name.
     """
 
     def __init__(
         self,
-        peers: Iterable[PeerId],
+        seats: Callable[[int], Sequence[Seat]],
         honest: Iterable[PeerId],
         round_of: Callable[[PeerId], int],
     ) -> None:
         super().__init__()
-        self._seats, self._honest, self._round_of = sorted(peers), frozenset(honest), round_of
-        self._quorum = FaultModel(len(self._seats)).quorum
-        liars = len(self._seats) - len(self._honest)
-        self._need = len(self._honest) - (self._quorum - liars) + 1
+        self._seats, self._honest, self._round_of = seats, frozenset(honest), round_of
+        self._convicts: set[str] = set()
         self._windows: dict[tuple[int, str], _Window] = {}
         self._committed: dict[int, set[str]] = {}
         self._genuine: set[tuple[bytes, bytes]] = set()
@@ -332,6 +333,8 @@ class NothingInTimeIsLost(Checker):
             if isinstance(event, events.CommitmentsClosed):
                 self._committed.setdefault(event.round, set(event.authors))
                 self._judge(event.round, "commit", effect.height, set(event.authors))
+            elif isinstance(event, events.Convicted):
+                self._convicts.add(event.peer)
             elif isinstance(event, events.OpeningsClosed):
                 authors = {item.author for item in event.opened}
                 self._judge(event.round, "open", effect.height, authors)
@@ -346,16 +349,25 @@ class NothingInTimeIsLost(Checker):
             return
         window.is_judged = True
         here = {author for author, at in window.on_ledger.items() if at <= height}
-        closed = [c for at, c in window.closings.values() if at <= height and self._counts(c, here)]
-        if len(closed) < self._quorum:
+        closings = [closing for at, closing in window.closings.values() if at <= height]
+        closed = {closing.author for closing in closings if self._counts(closing, here)}
+        seats = self._seats(number)
+        if power(seats, closed) < quorum(seats):
             return
         self.decided += 1
         candidates = self._honest if kind == "commit" else self._committed[number] & self._honest
         for author in sorted(candidates - (here if authors is None else authors)):
             known = set(window.reached.get(author, ())) - window.blind.get(author, set())
-            if len(known) >= self._need:
+            if power(seats, known) >= self._need(seats):
                 self.violations.append(f"{author}'s {kind} of round {number} came in time, is lost")
 
     def _counts(self, closing: Closing, here: set[str]) -> bool:
-        listed = seats_in(closing.authors, len(self._seats))
-        return listed is not None and all(self._seats[index] in here for index in listed)
+        seats = self._seats(closing.round)
+        listed = seats_in(closing.authors, len(seats))
+        there = here | self._convicts
+        return listed is not None and all(seats[index].name in there for index in listed)
+
+    def _need(self, seats: Sequence[Seat]) -> int:
+        """Power of honest validators that more than miss in any quorum."""
+        honest = power(seats, self._honest)
+        return honest - (quorum(seats) - (power(seats) - honest)) + 1
