@@ -143,7 +143,8 @@ class CertificatesAreValid(Checker):
             if seat and vote_is_signed(seat.voting, self._run_id, vote):
                 valid.add(name)
         digest = sha256("ledger/block", encode(finalized.block))
-        if power(seats, valid) < quorum(seats) or digest != certificate.digest:
+        strangers = len(certificate.signers) > len(valid)
+        if strangers or power(seats, valid) < quorum(seats) or digest != certificate.digest:
             height = finalized.block.height
             self.violations.append(f"{peer} holds a bad certificate at height {height}")
 

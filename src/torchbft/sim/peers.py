@@ -353,7 +353,7 @@ class Peers(Watcher):
     def _watch(self, peer: PeerId, effect: Effect) -> None:
         """An honest peer's effect, as the checkers and listeners see it."""
         if isinstance(effect, BlockDone):
-            self.seating.note(effect.height, self.application(peer).state)
+            self.seating.note(effect.height, effect.events)
         for checker in self.checkers:
             checker.on_effect(peer, effect)
         match effect:

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import Height
-from torchbft.protocols.round.state import LedgerState, Seat
+from torchbft.protocols.round.events import MembershipChanged
+from torchbft.protocols.round.state import Seat
 
 IN_FORCE_AFTER = 2
 """Heights from the block that ends an epoch to the first that the next one's validators sign."""
@@ -15,31 +16,35 @@ IN_FORCE_AFTER = 2
 class Seating:
     """Validators by height and seats by round; ``seats``: those that a run begins with.
 
-    Independent of the ledger's own book-keeping: only the reader's state is looked at, which has a
-    second reading in the tests, and the rule of two heights is applied here once more.
+    Independent of the ledger's own book-keeping: only what readers tell counts, which have a second
+    reading in the tests, and the rule of two heights is applied here once more.
     """
 
     def __init__(self, seats: Iterable[Seat]) -> None:
         first = tuple(seats)
-        self._rounds: dict[int, tuple[Seat, ...]] = {}
-        self._sets = [(0, first)]
-        self._newest, self._epoch = first, 0
+        self._rounds, self._heights = {0: first}, {0: first}
+        self._epoch = 0
 
-    def note(self, height: Height, state: LedgerState) -> None:
-        """An honest peer stands so after a block."""
-        self._rounds.setdefault(state.current.number, state.current.seats)
-        if state.epoch > self._epoch:
-            self._epoch, self._newest = state.epoch, state.current.seats
-            self._sets.append((height + IN_FORCE_AFTER, state.current.seats))
+    def note(self, height: Height, told: Iterable[object]) -> None:
+        """Events of a block, as an honest peer read it."""
+        for event in told:
+            if isinstance(event, MembershipChanged):
+                self._rounds.setdefault(event.round, event.seats)
+                if event.epoch > self._epoch:
+                    self._epoch = event.epoch
+                    self._heights[height + IN_FORCE_AFTER] = event.seats
 
     def seats(self, number: int) -> tuple[Seat, ...]:
         """Of a round, in order of name."""
-        return self._rounds.get(number, self._newest)
+        return _newest(self._rounds, number)
 
     def validators(self, height: int) -> tuple[Seat, ...]:
         """Those who sign a height's block, in order of name."""
-        seats = next(seats for since, seats in reversed(self._sets) if since <= height)
-        return tuple(seat for seat in seats if seat.validator)
+        return tuple(seat for seat in _newest(self._heights, height) if seat.validator)
+
+
+def _newest(known: dict[int, tuple[Seat, ...]], at: int) -> tuple[Seat, ...]:
+    return known[max(since for since in known if since <= at)]
 
 
 def power(seats: Iterable[Seat], names: Iterable[str] | None = None) -> int:

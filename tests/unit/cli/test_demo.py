@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -351,10 +352,12 @@ def test_an_honest_peer_without_a_folder_is_no_fork() -> None:
 @pytest.mark.parametrize("forked", [True, False])
 def test_two_certified_blocks_that_the_verifier_finds_are_reported(forked: bool) -> None:
     puppets, findings = Puppets(4), Findings()
-    chain = Chain(puppets.run_id, puppets.validators, findings)
+    sets = SimpleNamespace(at=lambda height: puppets.validators, follow=lambda block: None)
+    chain = Chain(puppets.run_id, sets, findings)
     blocks = [puppets.block(b"a"), puppets.block(b"b" if forked else b"a")]
     for number, block in enumerate(blocks):
         chain.add([LogRecord(f"peer-{number}", encode(puppets.finalized(block)))])
+    chain.convict([])
     found = Verdict({"blocks": 1}, tuple(findings.problems))
     assert found.ok == (not forked)
     assert finalized_wrong(found, view_of({}), HONEST) == forked

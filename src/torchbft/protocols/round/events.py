@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torchbft.primitives.evidence import Evidence, Outcome
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.protocols.round.changes import Change
-from torchbft.protocols.round.state import Accepted
+from torchbft.protocols.round.state import Accepted, Seat
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +84,13 @@ class ChangePassed:
 
 @dataclass(frozen=True, slots=True)
 class MembershipChanged:
-    """The next round has other members. Of the changes that passed, ``refused`` could not be made,
-    each with the reason. In a new ``epoch`` the validators are others, too."""
+    """The next round has other ``seats``, by votes or by convictions. Of the changes that passed,
+    ``refused`` could not be made, each with the reason. In a new ``epoch`` the validators are
+    others, too: in force two heights after this block's."""
 
     round: Round
     epoch: int
+    seats: tuple[Seat, ...]
     made: tuple[Change, ...]
     refused: tuple[tuple[Change, str], ...]
 

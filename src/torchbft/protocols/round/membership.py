@@ -223,7 +223,7 @@ def in_force(state: LedgerState, change: Change) -> bool:
     """Whether the members are already as a change wants them."""
     member = state.member(change.name)
     if isinstance(change, Remove):
-        return member is None or member.left
+        return member is not None and member.left
     return member is not None and not member.left and member.voting == change.voting
 
 

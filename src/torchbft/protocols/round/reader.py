@@ -402,9 +402,11 @@ def _with_changes(state: LedgerState) -> Step:
         passed=(),
         early=() if ends else state.early,  # signed for an epoch that is over
     )
-    if not (ends or made or refused):
+    seats = seats_of(roll.members)
+    if seats == state.current.seats and not refused:
         return state, []
-    return state, [MembershipChanged(RoundNumber(following), state.epoch, made, refused)]
+    number = RoundNumber(following)
+    return state, [MembershipChanged(number, state.epoch, seats, made, refused)]
 
 
 def _go_on(state: LedgerState, after_last: Phase) -> Step:
