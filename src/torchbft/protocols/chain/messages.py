@@ -34,6 +34,8 @@ Address = Annotated[bytes, msgspec.Meta(min_length=ADDRESS_BYTES, max_length=ADD
 ChainId = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_CHAIN_ID)]
 Power = Annotated[int, msgspec.Meta(ge=1, le=MAX_POWER)]
 Signature = Annotated[bytes, msgspec.Meta(max_length=64)]
+AppHash = Annotated[bytes, msgspec.Meta(max_length=64)]
+"""The engine leaves its length to the application; ours is of 32 bytes."""
 
 
 def chain_id_of(run_id: bytes) -> str:
@@ -94,7 +96,7 @@ class Header(Wire, frozen=True):
     validators_hash: Bytes32
     next_validators_hash: Bytes32
     consensus_hash: Bytes32
-    app_hash: Signature
+    app_hash: AppHash
     last_results_hash: Bytes32
     evidence_hash: Bytes32
     proposer: Address
