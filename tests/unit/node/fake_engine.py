@@ -77,6 +77,10 @@ class Connection:
     def write(self, data: bytes) -> None:
         self._writer.write(data)
 
+    def has_answer(self) -> bool:
+        """Whether anything has come that was not received yet."""
+        return bool(self._answers or self._reader._buffer)  # type: ignore[attr-defined]
+
     async def receive(self) -> pb.Response:
         """The next answer. Raises Died at the end of the connection."""
         async with asyncio.timeout(LIMIT):

@@ -44,6 +44,8 @@ LIMIT = 90.0
 PAUSE = 0.01
 TIMING = Timing(commit_floor=1.0, open_floor=0.5, attest_floor=0.5, root_floor=2.0, first_round=6.0)
 
+EMBEDDED = Ledger(view_timeout=1.0)
+
 Payload = Callable[[PeerId, int], bytes]
 
 
@@ -115,8 +117,14 @@ class LocalSwarm:
     """A run's folder and whichever of its peers are up."""
 
     def __init__(
-        self, folder: Path, count: int = 4, rounds: int = 3, kind: Any = "embedded"
+        self,
+        folder: Path,
+        count: int = 4,
+        rounds: int = 3,
+        ledger: Ledger = EMBEDDED,
+        limit: float = LIMIT,
     ) -> None:
+        self.limit = limit
         names = [PeerId(f"peer-{letter}") for letter in "abcdefg"[:count]]
         self.folder = folder
         self.keys = {name: Keys.create(folder / name) for name in names}
@@ -140,7 +148,7 @@ class LocalSwarm:
             data=Data(mode="private"),
             task=Task(start_root=initial_state().root().hex()),
             timing=TIMING,
-            ledger=Ledger(kind=kind, view_timeout=1.0),
+            ledger=ledger,
         )
         for name in names:
             self.run = self.run.signed(name, self.keys[name].identity)
@@ -197,7 +205,7 @@ class LocalSwarm:
     async def until(self, reached: Callable[[], bool]) -> None:
         """Let the peers run until something holds. One that failed fails the test, unless the test
         has taken it out of ``tasks``."""
-        async with asyncio.timeout(LIMIT):
+        async with asyncio.timeout(self.limit):
             while not reached():
                 for name, task in self.tasks.items():
                     assert not task.done() or task.result() == EXIT_FINISHED, f"{name} failed"

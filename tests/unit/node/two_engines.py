@@ -10,8 +10,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "round"))  # for ``round_world``
 
-from round_world import RUN, World
+from round_world import World
 
+from torchbft.primitives.abci import FinalizeResult
 from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Send, Tick
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import encode
@@ -130,11 +131,16 @@ class Embedded:
         self.machines: dict[str, LedgerMachine] = {}
         self.applications: dict[str, Application] = {}
         self.blocks: list[tuple[bytes, ...]] = []
-        self.results: list[object] = []
+        self.results: list[FinalizeResult] = []
         self._dying = ""
         self._inbox: deque[tuple[str, object]] = deque()
         for name in world.names:
             self._up(name)
+
+    @property
+    def told(self) -> list[object]:
+        """All events of all blocks."""
+        return [event for result in self.results for event in result.events]
 
     @property
     def state(self) -> LedgerState:
@@ -166,7 +172,7 @@ class Embedded:
         application = Application(self.world.genesis)
         application.init_chain(encode(self.world.genesis))
         machine = LedgerMachine(
-            LedgerConfig(run_id=RUN, me=PeerId(name)),
+            LedgerConfig(run_id=self.world.genesis.run_id, me=PeerId(name)),
             self.world.keys[name],
             self._validators,
             application,

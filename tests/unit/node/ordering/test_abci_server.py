@@ -200,6 +200,10 @@ def test_four_are_served_as_many_wait_and_more_are_turned_away(site: Site) -> No
             await refused.receive()
         for link in waiting:
             link.send(ECHO)
+        for _ in range(3):
+            served[0].send(ECHO)
+            await served[0].receive()
+        assert not any(link.has_answer() for link in waiting)
         for link in served:  # the old engine is dead: the new one's connections take the places
             link.close()
         for link in waiting:

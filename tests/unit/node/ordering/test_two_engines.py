@@ -84,10 +84,9 @@ def compare(folder: Path, seed: int) -> Embedded:
         await outside.chain.stop()
         results = [each[0] for each in outside.chain.results]
         for ours, theirs in zip(results, embedded.results, strict=True):
-            assert ours.app_hash == theirs.app_hash  # type: ignore[attr-defined]
+            assert ours.app_hash == theirs.app_hash
             assert [(r.code, r.data) for r in ours.tx_results] == [
-                (r.code, r.data)
-                for r in theirs.tx_results  # type: ignore[attr-defined]
+                (r.code, r.data) for r in theirs.tx_results
             ]
         assert all(not node.site.faults for node in outside.chain.nodes)
 
@@ -114,7 +113,7 @@ def test_the_scripts_reach_what_they_are_meant_to(tmp_path: Path) -> None:
             if embedded.state.previous is not None:
                 verdicts.add(str(embedded.state.previous.verdict))
         convicted += any(member.convicted for member in embedded.state.members)
-        codes |= {r.code for result in embedded.results for r in result.tx_results}  # type: ignore[attr-defined]
+        codes |= {r.code for result in embedded.results for r in result.tx_results}
     assert verdicts == {"fixed", "void"}
     assert convicted
     assert codes >= {0, 2}
