@@ -30,11 +30,11 @@ POLL_SECONDS = 0.05
 """Between questions whether a starting engine answers; it takes a second or two."""
 READY_SECONDS = 60.0
 """For ``ready``: replaying a long chain takes longer, and may be awaited again."""
-WATCH_SECONDS = 3.0
+WATCH_SECONDS = 1.0
 """Between looks at an engine's connections."""
-UNCONNECTED_SECONDS = 15.0
-"""An engine that does not reach reachable members for so long is started again: by itself it backs
-off to hours, and then gives up."""
+UNCONNECTED_SECONDS = 12.0
+"""An engine that does not reach reachable members for so long is started again: in the first two
+minutes it dials every 5 to 8 s by itself, then it backs off to hours, and then gives up."""
 MAX_UNCONNECTED_SECONDS = 240.0
 """Doubled with each restart that did not help, up to here."""
 PROBE_SECONDS = 1.0

@@ -20,8 +20,12 @@ PROPOSE_ROUND_TRIPS, VOTE_ROUND_TRIPS = 4, 2
 """A proposal and its parts, then the votes, each gossiped on request."""
 WAITS_PER_PROPOSE = 2.5
 """A proposer may wait ``proposal_wait`` for items; it must stay under half of the time-out."""
-GOSSIP_SLEEP, GOSSIP_SLEEP_PER_MEMBER = 0.002, 0.000_5
-"""Seconds; three loops per connection wake up so often, so that many connections sleep longer."""
+GOSSIP_SLEEP_PER_LINK = 0.000_7
+"""Seconds; three loops per connection wake up so often, so the more there are, the longer each
+sleeps. 2 ms for 4 members; the default of 100 ms makes a block on loopback last a quarter of a
+second, and 2 ms for 64 members would keep a core busy with waking up."""
+SHORTEST_SLEEP = 0.001
+"""Milliseconds are what ``duration`` can say."""
 FLUSH_SECONDS = 0.001
 """The default of 10 ms would be most of a block on loopback."""
 RECEIVE_BYTES_PER_SECOND = 1 << 20
@@ -129,7 +133,7 @@ def _mempool() -> dict[str, Any]:
 
 def _consensus(run: RunSpec, round_trip: float) -> dict[str, Any]:
     propose, vote = time_outs(run, round_trip)
-    sleep = max(GOSSIP_SLEEP, GOSSIP_SLEEP_PER_MEMBER * len(run.members))
+    sleep = max(GOSSIP_SLEEP_PER_LINK * (len(run.members) - 1), SHORTEST_SLEEP)
     return {
         "timeout_propose": duration(propose),
         "timeout_propose_delta": duration(propose),
