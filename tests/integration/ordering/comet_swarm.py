@@ -52,8 +52,8 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-async def until(reached: Callable[[], Awaitable[Any]], what: str) -> None:
-    """Wait until an engine answers so that ``reached`` is true."""
+async def until(reached: Callable[[], Awaitable[Any]], what: str, heard: object = "") -> None:
+    """Wait until an engine answers so that ``reached`` is true; ``heard`` is told if it is not."""
     end = time.monotonic() + SECONDS
     while True:
         try:
@@ -61,7 +61,7 @@ async def until(reached: Callable[[], Awaitable[Any]], what: str) -> None:
                 return
         except RpcError:
             pass
-        assert time.monotonic() < end, what
+        assert time.monotonic() < end, f"{what}: {heard}"
         await asyncio.sleep(PAUSE)
 
 
@@ -138,7 +138,8 @@ class Swarm:
         for name in names or self.names:
             await until(
                 lambda name=name: self._grown(name, height - 1),  # type: ignore[misc]
-                f"{name} is not at {height}: {self.told[name]}",
+                f"{name} is not at {height}",
+                self.told[name],
             )
 
     async def stop(self) -> None:

@@ -126,7 +126,7 @@ class CutSwarm(Swarm):
             await self.try_at(key + b"%d=1" % time.monotonic_ns(), *self.names)
             return min(await self.heights()) >= goal
 
-        await until(there, f"not healed: {self.told}")
+        await until(there, "not healed", self.told)
         return time.monotonic() - started
 
 

@@ -16,7 +16,10 @@ import msgspec
 import pytest
 from comet_swarm import Swarm, held_port, needs_cometbft, until
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from tiny_application import TinyApplication
 
+from torchbft.node.ordering import process as processes
+from torchbft.node.ordering.abci_server import AbciServer
 from torchbft.node.ordering.genesis import genesis_document
 from torchbft.node.ordering.proto import privval_pb2 as pb
 from torchbft.node.ordering.signing import PRECOMMIT, canonical_vote, delimited
@@ -119,7 +122,7 @@ async def signs_again(swarm: Swarm, name: PeerId) -> None:
         commit = (await rpc.commit(Height(height)))["signed_header"]["commit"]
         return address in {each["validator_address"] for each in commit["signatures"]}
 
-    await until(seen, f"{name} does not sign: {swarm.told[name]}")
+    await until(seen, f"{name} does not sign", swarm.told[name])
 
 
 def test_a_restored_backup_of_the_signing_state_signs_nothing(tmp_path: Path) -> None:
@@ -146,7 +149,7 @@ def test_a_restored_backup_of_the_signing_state_signs_nothing(tmp_path: Path) ->
         before = await swarm.height(first)
         for key in range(3):
             await swarm.order(b"c%d=1" % key, first)
-        await until(lambda: stale(), f"nothing is said: {swarm.told[last]}")
+        await until(lambda: stale(), "nothing is said", swarm.told[last])
         address = hashlib.sha256(swarm.voting[last].public).hexdigest()[:40].upper()
         for height in range(before + 1, await swarm.height(first) + 1):
             commit = await swarm.engines[first].rpc.commit(Height(height))
@@ -214,3 +217,54 @@ def test_a_run_file_with_another_connection_id_is_refused(tmp_path: Path) -> Non
             swarm.engine(first)
 
     asyncio.run(work())
+
+
+CALLS = (
+    *("info", "init_chain", "check_tx", "prepare_proposal", "process_proposal"),
+    *("finalize_block", "commit"),
+)
+
+
+def test_an_application_that_fails_at_each_call_costs_a_restart_and_no_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the engine does then is its own: it ends (with exit code 0), hangs in consensus, or only
+    drops the connection. In each case it is started again and goes on where it was."""
+    swarm = Swarm(tmp_path, 1)
+    [only] = swarm.names
+    monkeypatch.setattr(processes, "MAX_BACKOFF", 0.1)
+    application = TinyApplication(CALLS)
+    server = AbciServer(application.answer, lambda error: swarm.told[only].append(str(error)))
+
+    async def ordered() -> bool:
+        rpc = swarm.engines[only].rpc
+        if not application.txs:
+            await rpc.submit(b"the one")
+        return bool(application.txs)
+
+    async def work() -> None:
+        engine = swarm.engine(only, application="")
+        await server.open(engine.application)
+        await engine.start()
+        await until(ordered, "not ordered", (application.failed, swarm.told[only]))
+        assert application.failed == list(CALLS)
+        assert application.txs == [b"the one"]
+        await engine.stop()
+        again = swarm.engine(only, application="")  # the same chain
+        await again.start()
+        await again.ready()
+        await swarm.order(b"another", only)
+        assert application.txs == [b"the one", b"another"]
+
+    async def story_of_one() -> None:
+        try:
+            await work()
+        finally:
+            pid = swarm.engines[only].process.pid
+            assert pid is not None
+            await swarm.stop()
+            await server.close()
+            assert not alive(pid)
+
+    asyncio.run(story_of_one())
+    assert swarm.engines[only].process.restarts == 0

@@ -32,6 +32,8 @@ READY_SECONDS = 60.0
 """For ``ready``: replaying a long chain takes longer, and may be awaited again."""
 WATCH_SECONDS = 1.0
 """Between looks at an engine's connections."""
+SILENT = 30.0
+"""Seconds without an answer of an engine that answered before; one that replays does not yet."""
 UNCONNECTED_SECONDS = 12.0
 """An engine that does not reach reachable members for so long is started again: in the first two
 minutes it dials every 5 to 8 s by itself, then it backs off to hours, and then gives up."""
@@ -198,23 +200,28 @@ class CometEngine:
         return [str(self._binary), "start", "--home", str(self.home.folder)]
 
     async def _watch(self) -> None:
-        """Start an engine again that does not find its way back to the others."""
+        """Start an engine again that fell silent, or does not find its way back to the others."""
         since: float | None = None
+        answered: tuple[int | None, float] = (None, 0.0)
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(WATCH_SECONDS)
             try:
                 missing = await self._missing()
-            except RpcError:
-                continue  # it is starting or ending
+            except RpcError:  # it is starting or ending, or hangs
+                pid, last = answered
+                if pid is not None and pid == self._process.pid and loop.time() > last + SILENT:
+                    self._process.restart(f"it has not answered for {SILENT:g} s")
+                    answered = (None, 0.0)
+                continue
+            answered = (self._process.pid, loop.time())
             if not self._too_many(missing):
                 since = None
                 self._patience = UNCONNECTED_SECONDS if not missing else self._patience
                 continue
             since = loop.time() if since is None else since
-            if loop.time() < since + self._patience or not self._too_many(
-                await _listening(missing)
-            ):
+            patient = loop.time() < since + self._patience
+            if patient or not self._too_many(await _listening(missing)):
                 continue
             names = ", ".join(member.name for member in missing)
             self._process.restart(f"it stays unconnected with {names}, who can be reached")

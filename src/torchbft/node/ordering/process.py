@@ -1,9 +1,9 @@
 """Runs CometBFT as a child: follows its log, starts it again when it fails, never leaves it behind.
 
 The engine says little about its own failures: after a panic in consensus the process lives on and
-its RPC answers; when the application's connection ends, it ends with exit code 0. So a failure is
-any exit that was not asked for, the words of a consensus failure in its log, or what its owner
-finds (``restart``).
+its RPC answers; when the application's connection ends, it ends with exit code 0, or hangs. So a
+failure is any exit that was not asked for, certain words in its log, or what its owner finds
+(``restart``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ MAX_TEXT = 400
 """Characters of one line that go into our log."""
 LINES, LINES_SECONDS = 20, 10.0
 """So many lines of its log go into ours in such a span; the rest is counted."""
-FAILURE_WORDS = ("CONSENSUS FAILURE", "panic:")
+FAILURE_WORDS = ("CONSENSUS FAILURE", "panic:", "Did the application crash?")
+"""After the last ones it should end itself, and now and then hangs for ever instead."""
 LEASH = Path(__file__).with_name("leash.py")
 
 Notice = Callable[[str], None]

@@ -142,7 +142,7 @@ class SignerServer:
 
     def _tell(self, answer: pb.Message) -> None:
         for response in (answer.signed_vote_response, answer.signed_proposal_response):
-            if response.HasField("error"):
+            if response.error.code == signing.REFUSED:
                 self._say(f"the signer refused: {response.error.description}")
 
     def _say(self, text: str) -> None:
@@ -152,7 +152,7 @@ class SignerServer:
 
 
 def _refused(asked: str, why: str) -> pb.Message:
-    error = pb.RemoteSignerError(code=1, description=why)
+    error = pb.RemoteSignerError(code=signing.REFUSED, description=why)
     if asked == "sign_vote_request":
         return pb.Message(signed_vote_response=pb.SignedVoteResponse(error=error))
     return pb.Message(signed_proposal_response=pb.SignedProposalResponse(error=error))

@@ -19,6 +19,8 @@ from torchbft.primitives.keys import SigningKey
 
 PREVOTE, PRECOMMIT, PROPOSAL = 1, 2, 32
 STEPS = {PROPOSAL: 1, PREVOTE: 2, PRECOMMIT: 3}
+REFUSED, PASSED = 1, 2
+"""Codes of an answer without a signature."""
 MAX_REQUEST_BYTES = 16 * 1024
 """A vote without extension has 250 bytes."""
 MAX_HEIGHT, MAX_ROUND = 2**62, 2**31 - 1
@@ -31,6 +33,10 @@ _C = TypeVar("_C", pb.CanonicalVote, pb.CanonicalProposal)
 
 class RefusedError(Exception):
     """This must not be signed; the text says why and holds nothing secret."""
+
+
+class PassedError(RefusedError):
+    """The slot is behind what is signed: no harm, an engine that replays its log asks so."""
 
 
 class Signer:
@@ -95,7 +101,7 @@ class Signer:
             raise RefusedError("this key is for another chain")
         slot, last = (asked.height, asked.round, step), self.state.last
         if slot < last.slot:
-            raise RefusedError(f"{slot} is before {last.slot}, which is signed")
+            raise PassedError(f"{slot} is before {last.slot}, which is signed")
         if slot == last.slot:
             return last.signature, _signed_before(asked, last.signed)
         signed = delimited(asked)
@@ -176,4 +182,5 @@ def parse(data: bytes) -> pb.Message:
 
 
 def _refusal(error: Exception) -> pb.RemoteSignerError:
-    return pb.RemoteSignerError(code=1, description=str(error))
+    code = PASSED if isinstance(error, PassedError) else REFUSED
+    return pb.RemoteSignerError(code=code, description=str(error))

@@ -33,6 +33,7 @@ class Watched:
         self.reachable: Collection[str] = NAMES
         self.listening: Collection[str] = NAMES
         self.answers = True
+        self.falls_silent_at = LOOKS
         self.restarts: list[tuple[int, str]] = []
         self.looks = 0
         self._folder, self._patch = folder, monkeypatch
@@ -41,14 +42,14 @@ class Watched:
         self.looks += 1
         if self.looks >= LOOKS:
             raise asyncio.CancelledError
-        if not self.answers:
+        if not self.answers or self.looks > self.falls_silent_at:
             raise RpcError("no", where="net_info")
         return frozenset(IDS[name] for name in self.connected)
 
     async def _listening(self, members: Collection[Member]) -> list[Member]:
         return [member for member in members if member.name in self.listening]
 
-    def run(self, run: RunSpec = RUN, patience: float = 0.0) -> list[str]:
+    def run(self, run: RunSpec = RUN, patience: float = 0.0, silent: float = 0.0) -> list[str]:
         """Look ``LOOKS`` times; returns why the engine was started again, each time."""
 
         async def main() -> None:
@@ -63,11 +64,13 @@ class Watched:
             )
             self._patch.setattr(engine.rpc, "connected", self._ids)
             self._patch.setattr(engine.process, "restart", self._restarted)
+            self._patch.setattr(type(engine.process), "pid", 7)
             engine._patience = patience
             with contextlib.suppress(asyncio.CancelledError):
                 await engine._watch()
 
         self._patch.setattr(cometbft, "WATCH_SECONDS", 0.0)
+        self._patch.setattr(cometbft, "SILENT", silent)
         self._patch.setattr(cometbft, "UNCONNECTED_SECONDS", patience)
         self._patch.setattr(cometbft, "_listening", self._listening)
         asyncio.run(main())
@@ -105,6 +108,17 @@ def test_nothing_else_starts_it_again(watched: Watched, change: dict[str, Any]) 
     """Least of all f members, who may be liars that want it to restart."""
     for name, value in change.items():
         setattr(watched, name, value)
+    assert watched.run() == []
+
+
+def test_an_engine_that_falls_silent_is_started_again(watched: Watched) -> None:
+    """It hangs now and then where it should end; one that never answered may be replaying."""
+    watched.falls_silent_at = 3
+    assert watched.run() == ["it has not answered for 0 s"]
+    watched.restarts.clear()
+    watched.looks = 0
+    assert watched.run(silent=3600.0) == []
+    watched.looks, watched.falls_silent_at = 0, 0
     assert watched.run() == []
 
 

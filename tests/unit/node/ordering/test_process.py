@@ -117,6 +117,10 @@ def test_one_that_does_not_listen_is_killed(
             "CONSENSUS FAILURE!!! (err=no way)",
         ),
         ("import signal; print('panic: boom', flush=True); signal.pause()", "panic: boom"),
+        (
+            "import signal; print('Did the application crash?', flush=True); signal.pause()",
+            "Did the application crash?",
+        ),
     ],
 )
 def test_any_end_that_was_not_asked_for_and_a_consensus_failure_are_crashes(

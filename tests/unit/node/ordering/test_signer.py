@@ -177,6 +177,8 @@ def test_it_dials_and_answers_in_order(tmp_path: Path) -> None:
         assert (await ask(vote(1, 1))).signed_vote_response.vote.signature
         refused = (await ask(vote(1, 1, of=2))).signed_vote_response
         assert "another one" in refused.error.description
+        passed = (await ask(proposal(1))).signed_proposal_response
+        assert "is before" in passed.error.description, "as after a restart, which is told nobody"
 
     told = served(tmp_path, Chain(), work)
     assert told == ["the signer refused: another one is signed for this height, round and step"]
