@@ -637,6 +637,29 @@ def test_a_push_that_trickles_in_does_not_hold_up_a_fetch(
     run(story)
 
 
+def test_while_a_fetch_is_on_no_pusher_takes_its_place_by_itself(tmp_path: Path) -> None:
+    """Else one that was left for its slowness would begin again, chunk by chunk."""
+
+    async def story() -> None:
+        async with swarm(tmp_path, A, B) as (a, b):
+            raw = Raw()
+            await a.endpoint.dial(B, PAYLOADS_CLEAR, lambda peer: raw)
+            raw.write(frame(OFFER, encode(Offer(ROOT, LONG, 1))))
+            while not b.plane._arrivals:
+                await asyncio.sleep(0)
+            (arrival,) = b.plane._arrivals.values()
+            arrival.end(False)
+            b.plane.idle(arrival)
+            assert arrival.link in arrival.pushers, "without a fetch the push goes on"
+            b.plane.fetch(ROOT, LONG, [], (Round(1), A))
+            arrival.end(False)
+            b.plane.idle(arrival)
+            assert arrival.link is None
+            assert arrival.holders.choose(0.0, ()) == A, "but it is asked in its turn"
+
+    run(story)
+
+
 def test_one_slow_holder_does_not_change_what_the_network_has_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -568,7 +568,8 @@ class DataPlane:
     async def _ask(self, arrival: Arrival, peer: PeerId) -> None:
         """Begin to receive from a holder, unless somebody began meanwhile."""
         try:
-            link = await asyncio.wait_for(self._link(peer), arrival.holders.spell(peer))
+            async with asyncio.timeout(arrival.holders.spell(peer)):  # wait_for swallows cancels
+                link = await self._link(peer)
         except (UnreachableError, TimeoutError):
             arrival.holders.ended(peer, 0.0, self._loop.time())
             return
