@@ -123,6 +123,38 @@ def test_round_18_known_is_no_error_for_who_hands_it_in_again() -> None:
     assert (again.code, again.log) == (CODE_REFUSED, "already on the ledger")
 
 
+def test_round_17_a_flood_of_valid_statements_takes_nobody_elses_place() -> None:
+    """An engine outside tells no sender; the signature does."""
+    world = Driven(4)
+    world.start()
+    flood = [world.commit("peer-3", 0, b"%d" % i) for i in range(200)]
+    flood += [world.open("peer-3", 1, b"%d" % i) for i in range(200)]
+    codes = [world.application.check_tx(tx).code for tx in flood]
+    assert [code == 0 for code in codes] == ([True] * 2 + [False] * 198) * 2
+    assert [world.application.check_tx(tx).code for tx in flood] == codes, "known is no news"
+    honest = [world.commit(name, 0) for name in world.names[:3]]
+    assert {world.application.check_tx(tx).code for tx in honest} == {0}
+    chosen = world.application.prepare_proposal(2, flood, 1 << 20)
+    assert set(honest) < set(chosen)
+    assert len(chosen) == 2 + 2 + 3
+    world.block(*chosen)
+    assert world.application.pending() == []
+    assert world.application.check_tx(world.attest("peer-3", 0)).code == 0, "the count begins anew"
+
+
+def test_round_17_an_author_may_fill_no_more_than_its_share_of_what_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torchbft.protocols.round.application.MAX_SEEN_OF_AUTHOR", 3)
+    world = Driven(4)
+    world.start()
+    many = [world.commit("peer-0", 0), world.open("peer-0", 0), world.attest("peer-0", 0)]
+    assert [world.application.check_tx(tx).code for tx in many] == [0] * 3
+    late = world.application.check_tx(world.closing("peer-0", 0, "commit", ()))
+    assert (late.code, late.log) == (CODE_REFUSED, "3 statements of this author wait already")
+    assert world.application.check_tx(world.commit("peer-1", 0)).code == 0
+
+
 def test_round_19_proposals_take_what_was_seen_and_leave_out_what_is_not_admissible() -> None:
     world = Driven(4)
     world.start()

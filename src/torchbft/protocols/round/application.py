@@ -9,6 +9,7 @@ carries, covers what the application hash does not yet.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -31,6 +32,7 @@ from torchbft.protocols.round.messages import parse
 from torchbft.protocols.round.reader import CODE_REFUSED, Applied, apply_block, record
 from torchbft.protocols.round.state import (
     MAX_STATE_BYTES,
+    QUOTA,
     GenesisConfig,
     LedgerState,
     Phase,
@@ -55,8 +57,12 @@ TX_FRAME_BYTES = 8
 MAX_SAVED_BYTES = MAX_STATE_BYTES + 1024
 """A state, its height and its hash."""
 
+MAX_SEEN_OF_AUTHOR = 64
+"""Transactions of one author that may wait for a block: 3 rounds × 8 slots × 2, and some evidence.
+An engine outside does not tell from whom a transaction comes, but every one is signed."""
+
 MAX_SEEN = 4096
-"""Transactions remembered for proposals: 64 members × 3 rounds × 7 slots × 2, rounded up."""
+"""Transactions remembered for proposals: those of 64 members."""
 
 
 class Saved(Wire, frozen=True):
@@ -100,6 +106,7 @@ class Application:
         self._snapshots: dict[Height, bytes] = {}
         self._restoring: _Restoring | None = None
         self._seen: dict[bytes, None] = {}
+        self._waiting: Counter[_Place] = Counter()
         self._verdicts: dict[bytes, str | None] = {}
         self.names: dict[bytes, PeerId] = {}
         """Whose each validator's key is, those of a coming epoch included."""
@@ -131,16 +138,28 @@ class Application:
         return unconvincing(evidence, self.state, self._checks)
 
     def check_tx(self, tx: bytes) -> TxResult:
-        reason = self.refusal(tx)
+        """Whether to keep a transaction for a block: admissible, and not one more where two of the
+        slot, or many of the author, wait already (17). Remembered for the next proposal (19)."""
+        reason = self.refusal(tx) or self._crowd(tx)
         if reason is not None:
             return TxResult(CODE_REFUSED, reason)
-        self.remember(tx)
+        self._remember(tx)
         return TxResult()
 
-    def remember(self, tx: bytes) -> None:
-        """Keep an admissible transaction for this validator's next proposal (19); bounded."""
-        if len(self._seen) < MAX_SEEN:
+    def _crowd(self, tx: bytes) -> str | None:
+        if tx in self._seen:
+            return None
+        author, slot = _places(tx)
+        if self._waiting[slot] >= QUOTA:
+            return "two different statements wait already"
+        if self._waiting[author] >= MAX_SEEN_OF_AUTHOR:
+            return f"{MAX_SEEN_OF_AUTHOR} statements of this author wait already"
+        return "too many statements wait already" if len(self._seen) >= MAX_SEEN else None
+
+    def _remember(self, tx: bytes) -> None:
+        if tx not in self._seen:
             self._seen[tx] = None
+            self._waiting.update(_places(tx))
 
     def prepare_proposal(self, height: Height, txs: Sequence[bytes], max_bytes: int) -> list[bytes]:
         """What was seen, in that order, then the rest of ``txs``: all that is admissible, within
@@ -200,7 +219,11 @@ class Application:
             for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
                 del self._snapshots[old]
         self._verdicts.clear()
-        self._seen = {tx: None for tx in self._seen if self.refusal(tx) is None}
+        waited, self._seen = self._seen, {}
+        self._waiting.clear()
+        for tx in waited:
+            if self.refusal(tx) is None:
+                self._remember(tx)
         return self._height
 
     def saved(self) -> bytes:
@@ -275,6 +298,17 @@ class Application:
         self._computed, self._snapshots = None, {}
         self._verdicts.clear()
         self._learn_names(state)
+
+
+_Place = tuple[str, int, str]
+"""Author, round and slot of a statement; all of an author stand at (author, −1, "")."""
+
+
+def _places(tx: bytes) -> tuple[_Place, _Place]:
+    """Where an admissible transaction is counted: with its author's, and in its slot."""
+    parsed = parse(tx)
+    statement = parsed.statement
+    return (statement.author, -1, ""), (statement.author, statement.round, parsed.slot)
 
 
 def _digest(data: bytes) -> bytes:

@@ -232,6 +232,20 @@ def test_while_the_engine_is_down_transactions_wait_for_it(bench: Run) -> None:
     bench(story)
 
 
+def test_an_engine_that_is_down_is_not_asked_without_a_pause(
+    bench: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(here: Bench) -> None:
+        monkeypatch.setattr(orderers, "RETRY_SECONDS", 1e6)
+        here.engine.answer = RpcError("the engine does not answer", where="submit")
+        here.order(here.readies[0])
+        looks = iter(range(50))
+        await until(lambda: next(looks) == 49)
+        assert len(here.engine.submitted) == 1
+
+    bench(story)
+
+
 def test_what_the_engine_refuses_comes_from_its_author_again(bench: Run) -> None:
     async def story(here: Bench) -> None:
         here.engine.answer = RpcError("mempool is full", where="submit", code=-32603)
