@@ -17,8 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "node"))
 from fake_engine import genesis_call
 from round_world import World
 
-from torchbft.node.ordering.abci_server import Frames, framed, parse_request
+from torchbft.node.ordering.abci_server import parse_request
 from torchbft.node.ordering.calls import Calls
+from torchbft.node.ordering.delimited import Frames, framed
 from torchbft.node.ordering.proto import abci_pb2 as pb
 from torchbft.primitives.errors import DecodeError, TorchbftError
 from torchbft.protocols.round.application import Application

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from pathlib import Path
 
@@ -11,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchbft.node.ordering import signing
+from torchbft.node.ordering.delimited import Frames, framed
 from torchbft.node.ordering.proto import privval_pb2 as pb
-from torchbft.node.ordering.signer import frame, read_delimited
 from torchbft.node.ordering.signing import Signer, parse
 from torchbft.node.ordering.signstate import SignState
 from torchbft.primitives.errors import DecodeError
@@ -73,18 +72,17 @@ def test_too_large_a_message_is_refused_before_it_is_read() -> None:
     with pytest.raises(DecodeError, match="at most"):
         parse(bytes(signing.MAX_REQUEST_BYTES + 1))
 
-    async def read(data: bytes) -> bytes:
-        reader = asyncio.StreamReader()
-        reader.feed_data(data)
-        reader.feed_eof()
-        return await read_delimited(reader)
+    for head in (b"\xff\xff\xff\xff\x0f", b"\x81\x80\x01", b"\xff" * 9):
+        with pytest.raises(DecodeError, match="more than"):
+            list(Frames(signing.MAX_REQUEST_BYTES).feed(head))
 
-    for head in (b"\xff\xff\xff\xff\x0f", b"\x81\x80\x01"):
-        with pytest.raises(DecodeError, match="at most"):
-            asyncio.run(read(head))
-    with pytest.raises(DecodeError, match="without an end"):
-        asyncio.run(read(b"\xff" * 9))
-    with pytest.raises(EOFError):
-        asyncio.run(read(b"\x05abc"))
-    message = vote(1, 5)
-    assert asyncio.run(read(frame(message))) == message.SerializeToString()
+
+@given(cuts=st.lists(st.integers(1, 60), min_size=1, max_size=9))
+def test_requests_may_come_in_any_pieces(cuts: list[int]) -> None:
+    stream = b"".join(framed(pb.Message.FromString(good)) for good in GOOD)
+    frames, found = Frames(signing.MAX_REQUEST_BYTES), []
+    while stream:
+        for cut in cuts:
+            found += frames.feed(stream[:cut])
+            stream = stream[cut:]
+    assert found == GOOD

@@ -20,9 +20,10 @@ from tiny_application import TinyApplication
 
 from torchbft.node.ordering import process as processes
 from torchbft.node.ordering.abci_server import AbciServer
+from torchbft.node.ordering.delimited import framed
 from torchbft.node.ordering.genesis import genesis_document
 from torchbft.node.ordering.proto import privval_pb2 as pb
-from torchbft.node.ordering.signing import PRECOMMIT, canonical_vote, delimited
+from torchbft.node.ordering.signing import PRECOMMIT, canonical_vote
 from torchbft.primitives.errors import ConfigError, StorageError
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.keys import SigningKey
@@ -107,7 +108,7 @@ async def check_commit(swarm: Swarm, height: int) -> None:
         vote.block_id.part_set_header.total = commit["block_id"]["parts"]["total"]
         vote.block_id.part_set_header.hash = bytes.fromhex(commit["block_id"]["parts"]["hash"])
         vote.timestamp.FromJsonString(each["timestamp"])
-        message = delimited(canonical_vote(vote, answer["signed_header"]["header"]["chain_id"]))
+        message = framed(canonical_vote(vote, answer["signed_header"]["header"]["chain_id"]))
         public = Ed25519PublicKey.from_public_bytes(keys[each["validator_address"]])
         public.verify(base64.b64decode(each["signature"]), message)
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchbft.node.ordering.abci_server import AbciServer, Frames, framed
+from torchbft.node.ordering.abci_server import AbciServer
 from torchbft.node.ordering.calls import Calls, init_chain_of
+from torchbft.node.ordering.delimited import Frames, framed
 from torchbft.node.ordering.genesis import genesis_document
 from torchbft.node.ordering.proto import abci_pb2 as pb
 from torchbft.node.ordering.rpc import RpcError

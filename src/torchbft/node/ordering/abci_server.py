@@ -14,21 +14,16 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
 from google.protobuf.message import DecodeError as ParseError
 
+from torchbft.node.ordering.delimited import Frames, framed
 from torchbft.node.ordering.proto import abci_pb2 as pb
 from torchbft.node.storage.durable import storage_error
 from torchbft.primitives.errors import DecodeError
-
-MAX_REQUEST_BYTES = 4 * 1024 * 1024
-"""A block of 1 MiB and what the engine tells of its votes, or a chunk of a snapshot, with room."""
-
-MAX_LENGTH_BYTES = 4
-"""Of the varint before a message; 4 of them reach far beyond ``MAX_REQUEST_BYTES``."""
 
 MAX_CONNECTIONS = 4
 """For consensus, mempool, queries and snapshots."""
@@ -39,48 +34,6 @@ MAX_WAITING = 4
 READ_BYTES = 64 * 1024
 
 Answer = Callable[[pb.Request], Awaitable[pb.Response]]
-
-
-class Frames:
-    """Cuts a stream into messages. Sans-I/O; after a DecodeError the stream is of no more use."""
-
-    def __init__(self) -> None:
-        self._data = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[bytes]:
-        """The messages that are complete now. Raises DecodeError at a length out of bounds."""
-        self._data += data
-        while (head := self._head()) is not None:
-            start, length = head
-            if len(self._data) < start + length:
-                return
-            body = bytes(self._data[start : start + length])
-            del self._data[: start + length]
-            yield body
-
-    def _head(self) -> tuple[int, int] | None:
-        """Where the first message begins, and its length; None while that is not known."""
-        length = 0
-        for index, byte in enumerate(self._data[:MAX_LENGTH_BYTES]):
-            length |= (byte & 0x7F) << 7 * index
-            if byte < 0x80:
-                if length > MAX_REQUEST_BYTES:
-                    break
-                return index + 1, length
-        else:
-            if len(self._data) < MAX_LENGTH_BYTES:
-                return None
-        raise DecodeError(f"a message of more than {MAX_REQUEST_BYTES} bytes", where="ABCI")
-
-
-def framed(message: pb.Request | pb.Response) -> bytes:
-    """A message as it stands on the wire."""
-    body = message.SerializeToString()
-    length, head = len(body), bytearray()
-    while length >= 0x80:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes(head) + bytes([length]) + body
 
 
 def exception(error: BaseException) -> pb.Response:

@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from torchbft.node.ordering import signing
+from torchbft.node.ordering.delimited import Frames, framed
 from torchbft.node.ordering.genesis import validator_address
 from torchbft.node.ordering.proto import privval_pb2 as pb
 from torchbft.node.ordering.rpc import RpcError
@@ -29,7 +30,6 @@ LOOK_BACK = 100
 """Heights. A life of this key that could have signed the next height took part in the last ones."""
 LOOK_SECONDS = 3.0
 """The engine waits 5 s for a signature; after this long it is told no, and asks again later."""
-MAX_LENGTH_BYTES = 5
 MAX_TOLD = 100
 """Different notices, each told once."""
 
@@ -92,11 +92,12 @@ class SignerServer:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            while True:
-                request = signing.parse(await read_delimited(reader))
-                writer.write(frame(await self._answer(request)))
+            frames = Frames(signing.MAX_REQUEST_BYTES)
+            while data := await reader.read(signing.MAX_REQUEST_BYTES):
+                for body in frames.feed(data):
+                    writer.write(framed(await self._answer(signing.parse(body))))
                 await writer.drain()
-        except (OSError, EOFError):
+        except OSError:
             pass  # the engine ended, or will dial us in again
         except DecodeError as error:
             self._say(f"the engine's request to its signer was dropped: {error}")
@@ -156,29 +157,3 @@ def _refused(asked: str, why: str) -> pb.Message:
     if asked == "sign_vote_request":
         return pb.Message(signed_vote_response=pb.SignedVoteResponse(error=error))
     return pb.Message(signed_proposal_response=pb.SignedProposalResponse(error=error))
-
-
-async def read_delimited(reader: asyncio.StreamReader) -> bytes:
-    """One message behind its length (unsigned varint). Raises EOFError, DecodeError."""
-    length = 0
-    for index in range(MAX_LENGTH_BYTES):
-        byte = (await reader.readexactly(1))[0]
-        length |= (byte & 0x7F) << (7 * index)
-        if byte < 0x80:
-            break
-    else:
-        raise DecodeError("a length without an end")
-    if length > signing.MAX_REQUEST_BYTES:
-        raise DecodeError(f"{length} bytes where at most {signing.MAX_REQUEST_BYTES} are allowed")
-    return await reader.readexactly(length)
-
-
-def frame(message: pb.Message) -> bytes:
-    """A message behind its length."""
-    body, head = message.SerializeToString(), bytearray()
-    length = len(body)
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + body

@@ -12,6 +12,7 @@ from typing import TypeVar
 from google.protobuf.message import DecodeError as ProtobufError
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from torchbft.node.ordering.delimited import framed
 from torchbft.node.ordering.proto import privval_pb2 as pb
 from torchbft.node.ordering.signstate import SignState
 from torchbft.primitives.errors import DecodeError, StorageError
@@ -104,7 +105,7 @@ class Signer:
             raise PassedError(f"{slot} is before {last.slot}, which is signed")
         if slot == last.slot:
             return last.signature, _signed_before(asked, last.signed)
-        signed = delimited(asked)
+        signed = framed(asked)
         signature = self._key.sign_foreign(signed)
         self.state.save(slot, signed, signature)
         return signature, asked.timestamp
@@ -121,14 +122,6 @@ def _signed_before(asked: Canonical, signed: bytes) -> Timestamp:
     if not signed or old.SerializeToString() != asked.SerializeToString():
         raise RefusedError("another one is signed for this height, round and step")
     return time
-
-
-def delimited(message: Canonical) -> bytes:
-    """The bytes under a signature: a message behind its length (unsigned varint)."""
-    body = message.SerializeToString()
-    length = len(body)
-    head = bytes([length]) if length < 0x80 else bytes([length & 0x7F | 0x80, length >> 7])
-    return head + body
 
 
 def canonical_vote(vote: pb.Vote, chain_id: str) -> pb.CanonicalVote:

@@ -16,12 +16,10 @@ from round_world import World
 from torchbft.node.ordering import abci_server
 from torchbft.node.ordering.abci_server import (
     MAX_CONNECTIONS,
-    MAX_REQUEST_BYTES,
     MAX_WAITING,
     AbciServer,
-    Frames,
-    framed,
 )
+from torchbft.node.ordering.delimited import MAX_REQUEST_BYTES, Frames, framed
 from torchbft.node.ordering.proto import abci_pb2 as pb
 from torchbft.primitives.errors import DecodeError, StorageError
 

@@ -12,10 +12,11 @@ import pytest
 from comet_run import CHAIN, NAMES, VOTING, proposal, vote
 
 from torchbft.node.ordering import signer as signers
+from torchbft.node.ordering.delimited import Frames, framed
 from torchbft.node.ordering.genesis import validator_address
 from torchbft.node.ordering.proto import privval_pb2 as pb
 from torchbft.node.ordering.rpc import RpcError
-from torchbft.node.ordering.signer import SignerServer, StaleState, frame, look_back, read_delimited
+from torchbft.node.ordering.signer import SignerServer, StaleState, look_back
 from torchbft.node.ordering.signing import Signer
 from torchbft.node.ordering.signstate import LastSigned, SignState
 from torchbft.primitives.ids import Height
@@ -132,10 +133,14 @@ class FakeEngine:
 
     async def dialled(self) -> tuple[Ask, asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await self.connections.get()
+        frames = Frames()
 
         async def ask(request: pb.Message) -> pb.Message:
-            writer.write(frame(request))
-            return pb.Message.FromString(await read_delimited(reader))
+            writer.write(framed(request))
+            while data := await reader.read(1 << 16):
+                for body in frames.feed(data):
+                    return pb.Message.FromString(body)
+            raise EOFError
 
         return ask, reader, writer
 
@@ -194,7 +199,7 @@ def test_it_dials_again_when_the_engine_comes_back(tmp_path: Path) -> None:
     assert served(tmp_path, Chain(), work) == []
 
 
-@pytest.mark.parametrize("junk", [b"\xff" * 9, b"\x03abc", frame(pb.Message()), b"\x81\x80\x7f"])
+@pytest.mark.parametrize("junk", [b"\xff" * 9, b"\x03abc", framed(pb.Message()), b"\x81\x80\x7f"])
 def test_junk_drops_the_connection_and_nothing_else(tmp_path: Path, junk: bytes) -> None:
     async def work(engine: FakeEngine, signer: Signer) -> None:
         _, reader, writer = await engine.dialled()

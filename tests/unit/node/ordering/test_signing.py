@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchbft.node.ordering import signing
+from torchbft.node.ordering.delimited import framed
 from torchbft.node.ordering.proto import privval_pb2 as pb
 from torchbft.node.ordering.signing import PRECOMMIT, PREVOTE, Signer
 from torchbft.node.ordering.signstate import SLOT_BYTES, SignState
@@ -62,15 +63,15 @@ _PREVOTE = "0801" + "110500000000000000" + "190200000000000000" + "2248" + _BLOC
 _PROPOSAL = "0820" + "110500000000000000" + "20ffffffffffffffffff01" + "2a48" + _BLOCK
 
 
-def framed(body: str) -> bytes:
+def behind_length(body: str) -> bytes:
     return bytes.fromhex(f"{len(body) // 2 & 0x7F | 0x80:02x}{len(body) // 2 >> 7:02x}" + body)
 
 
 def test_the_canonical_bytes_are_those_of_the_specification(signer: Signer) -> None:
     asked = signing.canonical_vote(vote(PREVOTE, 5, 2).sign_vote_request.vote, CHAIN)
-    assert signing.delimited(asked) == framed(_PREVOTE + "2a0408091005" + "32" + _CHAIN)
+    assert framed(asked) == behind_length(_PREVOTE + "2a0408091005" + "32" + _CHAIN)
     other = signing.canonical_proposal(proposal(5).sign_proposal_request.proposal, CHAIN)
-    assert signing.delimited(other) == framed(_PROPOSAL + "32020809" + "3a" + _CHAIN)
+    assert framed(other) == behind_length(_PROPOSAL + "32020809" + "3a" + _CHAIN)
 
 
 def test_a_vote_for_no_block_has_no_block_id_and_a_time_even_if_it_is_zero() -> None:
@@ -78,14 +79,14 @@ def test_a_vote_for_no_block_has_no_block_id_and_a_time_even_if_it_is_zero() -> 
     request.ClearField("timestamp")
     body = "0802" + "110500000000000000" + "2a00" + "32" + _CHAIN
     asked = signing.canonical_vote(request, CHAIN)
-    assert signing.delimited(asked) == bytes.fromhex(f"{len(body) // 2:02x}" + body)
+    assert framed(asked) == bytes.fromhex(f"{len(body) // 2:02x}" + body)
 
 
 def test_the_signature_is_plain_ed25519_over_those_bytes(signer: Signer) -> None:
     answer = signed(signer, vote(PREVOTE, 5))
     assert isinstance(answer, pb.Vote)
     public = Ed25519PublicKey.from_public_bytes(KEY.public)
-    public.verify(answer.signature, signing.delimited(signing.canonical_vote(answer, CHAIN)))
+    public.verify(answer.signature, framed(signing.canonical_vote(answer, CHAIN)))
 
 
 def test_fields_that_are_unknown_to_us_are_not_signed(signer: Signer) -> None:
