@@ -172,7 +172,7 @@ class PeerHost:
             stack.callback(log.close)
             if log.dropped:
                 self._chronicle.notice(f"{log.path.name}: dropped a torn last record")
-        records = {name: list(log) for name, log in self._logs.items()}
+        records: dict[str, Sequence[bytes]] = dict(self._logs)
         saved = load_value(self._folder / APPLICATION, APPLICATION_HINT)
         records["application"] = [saved] if saved is not None else []
         self._machine = self._build(self._run, self._me, self._voting, self._secret, records)

@@ -183,7 +183,7 @@ def test_a_schedule_is_a_function_of_the_chain() -> None:
 
 
 def test_history_serves_bounded_batches() -> None:
-    history = History(None)
+    history = History(())
     for height in range(1, 101):
         history.append(Height(height), b"%d" % height)
     assert history.batch(Height(99), Height(101)) == (b"99", b"100")
@@ -192,7 +192,7 @@ def test_history_serves_bounded_batches() -> None:
 
 
 def test_a_batch_stays_below_its_bytes_but_holds_one_block() -> None:
-    history = History(None)
+    history = History(())
     for height, size in ((1, BATCH_BYTES // 2), (2, BATCH_BYTES // 2), (3, 1), (4, BATCH_BYTES)):
         history.append(Height(height), bytes(size))
     assert list(map(len, history.batch(Height(1), Height(5)))) == [BATCH_BYTES // 2] * 2
@@ -200,14 +200,15 @@ def test_a_batch_stays_below_its_bytes_but_holds_one_block() -> None:
 
 
 def test_old_blocks_leave_memory_and_come_from_the_host() -> None:
-    log: dict[Height, bytes] = {}
-    history = History(log.get)
+    log: list[bytes] = []
+    history = History(log)
     for height in range(1, 41):
-        log[Height(height)] = bytes(HISTORY_BYTES // 20)
-        history.append(Height(height), log[Height(height)])
+        log.append(height.to_bytes(HISTORY_BYTES // 20, "big"))
+        history.append(Height(height), log[-1])
     assert sum(map(len, history._recent.values())) <= HISTORY_BYTES
-    assert history.get(Height(1)) == log[Height(1)]
-    assert History(None).get(Height(1)) is None
+    assert [history.get(Height(height)) for height in (1, 2, 40)] == [log[0], log[1], log[39]]
+    assert history.get(Height(0)) is history.get(Height(41)) is None
+    assert History(()).get(Height(1)) is None
 
 
 def test_early_messages_are_bounded_per_sender() -> None:

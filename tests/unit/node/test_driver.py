@@ -26,6 +26,7 @@ from torchbft.primitives.digests import payload_root
 from torchbft.primitives.effects import Broadcast, Effect, Received
 from torchbft.primitives.errors import ConfigError, CorruptLogError, StorageError
 from torchbft.primitives.ids import PeerId
+from torchbft.protocols.ledger import catchup
 from torchbft.protocols.peer import ROUND, PeerMachine
 from torchbft.protocols.round.roots import read_vote
 from torchbft.protocols.round.state import Phase
@@ -246,6 +247,24 @@ def test_a_peer_that_lacks_the_last_state_does_not_call_itself_finished(
         host._chronicle.show(force=True)
         assert swarm.phase(C) != "finished"
         released = True
+        await swarm.finished()
+
+    swarm = LocalSwarm(tmp_path)
+    run_swarm(swarm, story)
+    assert equal_roots(swarm)
+
+
+def test_blocks_that_left_the_memory_are_served_from_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catchup, "HISTORY_BYTES", 1)
+
+    async def story(swarm: LocalSwarm) -> None:
+        driver.LINGER_SECONDS = LIMIT
+        for name in (A, B, D):
+            swarm.up(name)
+        await swarm.finished(A, B, D)
+        swarm.up(C)
         await swarm.finished()
 
     swarm = LocalSwarm(tmp_path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Sequence
 
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import MAX_CONTROL_BYTES
@@ -21,16 +21,15 @@ SERVES_PER_SECOND = 16
 ASK_SECONDS = 0.25
 """Least time between two requests that we make on hearing of greater heights."""
 
-Older = Callable[[Height], bytes | None]
-
 
 class History:
-    """Encoded finalized blocks by height: the newest in memory, older ones through ``older``."""
+    """Encoded finalized blocks by height: the newest in memory, older ones in the log ``blocks``,
+    which holds one record for each height."""
 
-    def __init__(self, older: Older | None) -> None:
+    def __init__(self, log: Sequence[bytes]) -> None:
         self._recent: OrderedDict[Height, bytes] = OrderedDict()
         self._bytes = 0
-        self._older = older
+        self._log = log
 
     def append(self, height: Height, encoded: bytes) -> None:
         """Keep a block; the oldest ones make room."""
@@ -42,7 +41,9 @@ class History:
     def get(self, height: Height) -> bytes | None:
         """The block of a height, if this peer still has it."""
         recent = self._recent.get(height)
-        return self._older(height) if recent is None and self._older else recent
+        if recent is None and 0 < height <= len(self._log):
+            return self._log[height - 1]
+        return recent
 
     def batch(self, start: Height, end: Height) -> tuple[bytes, ...]:
         """Consecutive blocks from ``start``, before ``end``, within the bounds of one answer."""

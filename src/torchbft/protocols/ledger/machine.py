@@ -56,7 +56,7 @@ from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.keys import KeyRing, SigningKey
 from torchbft.primitives.wire import encode
 from torchbft.protocols.ledger import safety
-from torchbft.protocols.ledger.catchup import EarlyMessages, History, Limits, Older
+from torchbft.protocols.ledger.catchup import EarlyMessages, History, Limits
 from torchbft.protocols.ledger.certificates import (
     ValidatorSet,
     check_high,
@@ -118,8 +118,9 @@ class LedgerMachine:
 
     ``application``: at genesis (``init_chain`` done, height 0). ``gate``: whether the pending
     transactions are all that the current phase waits for. ``records``: logs ``votes`` and
-    ``blocks`` from before a restart; the blocks are executed again. ``older``: reads an encoded
-    block that is no longer in memory. Raises HaltError or StorageError on unusable records.
+    ``blocks`` from before a restart; the blocks are executed again. A host's own log of blocks,
+    which grows meanwhile, also serves those who lag far behind. Raises HaltError or StorageError
+    on unusable records.
     """
 
     def __init__(
@@ -130,13 +131,13 @@ class LedgerMachine:
         application: Application,
         gate: Gate,
         records: Mapping[str, Sequence[bytes]],
-        older: Older | None = None,
     ) -> None:
         self._config, self._gate = config, gate
         self._application, self._mempool = application, Mempool(application)
         self._validators, self._upcoming = validators, validators
         self._schedule = LeaderSchedule(validators)
-        self._history, self._early, self._limits = History(older), EarlyMessages(), Limits()
+        blocks = records.get("blocks", ())
+        self._history, self._early, self._limits = History(blocks), EarlyMessages(), Limits()
         self._out = Outbox()
         self._accusations = Accusations(config.run_id, self._out)
         self._now = 0.0
@@ -145,7 +146,6 @@ class LedgerMachine:
         self._turn = 0
         self._tried: tuple[int, int, int, bool] | None = None
         self._early_is_due = False
-        blocks = records.get("blocks", ())
         self._recorded = read_votes(records.get("votes", ()), config.run_id)
         keys, signers = KeyRing.of(key), self._recorded.signers
         check_signers(signers, keys.publics, blocks=len(blocks))
