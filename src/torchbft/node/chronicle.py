@@ -141,7 +141,7 @@ class Chronicle:
     def block(self, done: BlockDone, current: int, heard_at: float | None, now: float) -> None:
         """A block was finalized while round ``current`` was being decided."""
         self.height = done.height
-        self._account(current).blocks += 1
+        self._account(current).blocks += done.txs > 0  # an engine outside makes empty ones, too
         self.write(
             trace.BlockFinalized(
                 at=time.time(),

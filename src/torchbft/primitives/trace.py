@@ -72,6 +72,7 @@ class RoundEnded(Record, frozen=True, tag="round"):
     """Share of each accepted contribution in the aggregate; 0 where a rule refused it."""
     root: str = ""
     blocks: int = 0
+    """That hold transactions."""
     sent_control: int = 0
     received_control: int = 0
     sent_payload: int = 0
