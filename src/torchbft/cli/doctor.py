@@ -33,7 +33,7 @@ CLOCK_TOLERANCE = 60.0
 MIN_FREE_BYTES = 1 << 30
 """Payloads, checkpoints and logs of a small run; a larger one needs its payload × n × rounds."""
 PACKAGES = ("torchbft", "torch", "numpy", "msgspec", "pynacl", "cryptography", "safetensors")
-LOGS = ("blocks.log", "votes.log", "statements.log")
+LOGS = ("blocks.log", "votes.log", "statements.log", "chain.log")
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,11 +117,16 @@ def checks_of(run: RunSpec) -> EvidenceChecks:
     return {**OWN_CHECKS, Fault.DOUBLE_VOTE: double_vote}
 
 
-def application_of(run: RunSpec) -> Application:
-    """The application at genesis."""
+def genesis_config(run: RunSpec) -> GenesisConfig:
+    """What the application of a run starts from, under either engine."""
     from torchbft.tensors.recipe import needs_of  # here: it brings torch
 
-    genesis = GenesisConfig.from_run(run, needs_of(run.aggregation.rule))
+    return GenesisConfig.from_run(run, needs_of(run.aggregation.rule))
+
+
+def application_of(run: RunSpec) -> Application:
+    """The application at genesis."""
+    genesis = genesis_config(run)
     application = Application(genesis, checks_of(run))
     application.init_chain(encode(genesis))
     return application

@@ -85,11 +85,17 @@ class CometChain:
     _expected: Expected | None = None
     _genesis: Genesis | None = None
 
-    def names(self) -> Mapping[bytes, PeerId]:
-        """Whose a voting key is, by its address."""
+    def names(self, at: ChainRecord) -> Mapping[bytes, PeerId]:
+        """Whose the keys of a height's validators are, by address; those of keys that came later
+        are known once their blocks were read."""
+        known = {bytes.fromhex(member.voting): member.name for member in self.run.members}
+        if self._application is not None:
+            known |= self._application.names
         return {
-            address_of(bytes.fromhex(member.voting)): PeerId(member.name)
-            for member in self.run.members
+            validator.address: PeerId(
+                known.get(validator.public, f"key-{validator.public.hex()[:28]}")
+            )
+            for validator in at.validators
         }
 
     def add(self, records: Sequence[LogRecord]) -> None:
@@ -127,7 +133,7 @@ class CometChain:
         self.places.setdefault(height, place)
         if header_hash(known.header) == header_hash(record.header):
             return
-        guilty = sorted({one.accused for one in convict(known, record, self.names())})
+        guilty = sorted({one.accused for one in convict(known, record, self.names(known))})
         self.convicted.update(guilty)
         self.findings.problem(
             place,
@@ -168,10 +174,9 @@ class CometChain:
     def _evidence(self, duplicate: DuplicateVote, height: int) -> None:
         """Two votes of one slot convict whether or not anybody put them to the application."""
         at = self.blocks.get(duplicate.first.height)
-        wrong = "is of a height to come" if at is None else evidence_fault(duplicate, at)
-        if wrong:
+        wrong = evidence_fault(duplicate, at) if at is not None else "is of a height to come"
+        if wrong or at is None:
             self.findings.problem(self.places[height], f"evidence in block {height} {wrong}")
             return
         self.findings.count("double votes")
-        address = duplicate.first.address
-        self.convicted.add(self.names().get(address, PeerId(address.hex())))
+        self.convicted.add(self.names(at)[duplicate.first.address])

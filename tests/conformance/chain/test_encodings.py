@@ -21,7 +21,14 @@ from torchbft.protocols.chain.hashes import (
     validators_hash,
     varint,
 )
-from torchbft.protocols.chain.messages import NO_TIME, ChainRecord, Timestamp
+from torchbft.protocols.chain.messages import (
+    NO_TIME,
+    BlockId,
+    ChainRecord,
+    Commit,
+    CommitSig,
+    Timestamp,
+)
 
 NO_TIME_BYTES = bytes.fromhex("2a0b088092b8c398feffffff01")
 PLACE = bytes.fromhex("110100000000000000 190100000000000000")
@@ -125,6 +132,14 @@ def test_a_result_is_code_and_data() -> None:
     want = hashlib.sha256(b"\x00" + leaf).digest()
     assert results_hash([TxResult(2, "log", b"four")]) == want
     assert results_hash([TxResult(2, "log", b"five")]) != want
+
+
+def test_a_vote_at_the_epoch_has_an_empty_time_and_not_none() -> None:
+    """Not nullable (gogoproto): the field is written although it is empty."""
+    one = CommitSig(2, b"\x07" * 20, Timestamp(0, 0), b"s")
+    leaf = b"\x08\x02\x12\x14" + b"\x07" * 20 + b"\x1a\x00\x22\x01s"
+    commit = Commit(1, 0, BlockId(bytes(32), 1, bytes(32)), (one,))
+    assert commit_hash(commit) == hashlib.sha256(b"\x00" + leaf).digest()
 
 
 def test_the_record_holds_what_is_in_the_answers(

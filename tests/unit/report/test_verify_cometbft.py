@@ -22,7 +22,13 @@ from torchbft.primitives.runspec import Member, RunSpec
 from torchbft.primitives.wire import encode
 from torchbft.protocols.chain.checks import updated
 from torchbft.protocols.chain.evidence import double_vote
-from torchbft.protocols.chain.messages import ChainRecord, DuplicateVote, decode_record
+from torchbft.protocols.chain.messages import (
+    ChainRecord,
+    DuplicateVote,
+    Validator,
+    address_of,
+    decode_record,
+)
 from torchbft.protocols.ledger.messages import decode_finalized
 from torchbft.protocols.peer import application_of, checks_of
 from torchbft.protocols.round import messages as m
@@ -363,6 +369,19 @@ def test_false_evidence_that_a_quorum_signed_is_found(
     assert replay.convicted == set()
 
 
+def test_a_log_that_goes_on_from_another_block_is_found(ordered_run: Ordered) -> None:
+    """It has a gap where the other log ends, and neither is wrong by itself."""
+    run = ordered_run[0]
+    one, _ = begun(run, 2)
+    two, _ = begun(run, 1)
+    two.block([])
+    two.block(blocks_of(run)[2])
+    two.records = two.records[2:]
+    findings, _ = verified(run, one, two)
+    (problem,) = findings.problems
+    assert problem.what == "block 3 in its last commit, the commit is for another block"
+
+
 def test_a_fork_names_those_who_signed_both(ordered_run: Ordered) -> None:
     run = ordered_run[0]
     one, _ = begun(run, 4)
@@ -375,6 +394,18 @@ def test_a_fork_names_those_who_signed_both(ordered_run: Ordered) -> None:
     names = sorted(name for name, key in run.voting.items() if key.public in both)
     assert replay.convicted == set(names)
     assert problem.what.endswith(f"this convicts {', '.join(names)}")
+
+
+def test_whose_a_later_key_is_the_application_knows(ordered_run: Ordered) -> None:
+    maker, application = begun(ordered_run[0], 2)
+    key = SigningKey.derive(bytes(32), "rotated").public
+    at = replace(maker.records[0], validators=(*maker.validators, Validator(key, 10)))
+    chain = CometChain(ordered_run[0].spec, Findings())
+    assert chain.names(at)[address_of(key)] == f"key-{key.hex()[:28]}"
+    application.names[key] = PeerId("peer-a")
+    chain.begin(application)
+    assert chain.names(at)[address_of(key)] == "peer-a"
+    assert sorted(chain.names(at).values()) == ["peer-a", "peer-a", "peer-b", "peer-c", "peer-d"]
 
 
 def test_a_double_vote_that_a_member_put_on_the_ledger_convicts(ordered_run: Ordered) -> None:

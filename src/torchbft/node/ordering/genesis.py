@@ -15,7 +15,7 @@ from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.runspec import Member, RunSpec
 from torchbft.primitives.wire import encode
 from torchbft.protocols.chain.messages import address_of, chain_id_of
-from torchbft.protocols.round.state import GenesisConfig
+from torchbft.protocols.peer import genesis_config
 
 GENESIS_TIME = "2024-01-01T00:00:00Z"
 """Fixed, and past: an empty time means "now" and differs at each member, one that lies ahead makes
@@ -67,7 +67,7 @@ def genesis_document(run: RunSpec) -> dict[str, Any]:
         },
         "validators": [_validator(member) for member in run.validators],
         "app_hash": "",
-        "app_state": {"genesis": encode(GenesisConfig.from_run(run)).hex()},
+        "app_state": {"genesis": encode(genesis_config(run)).hex()},
     }
 
 

@@ -197,8 +197,7 @@ def accuser(
     application without the votes; with them they go on the ledger, and convict there."""
 
     def heard(record: ChainRecord) -> None:
-        members = application.state.members
-        names = {address_of(member.voting): PeerId(member.name) for member in members}
+        names = {address_of(public): name for public, name in application.names.items()}
         for evidence in evidence_in(record, names):
             feed(Found(evidence))
 

@@ -20,6 +20,7 @@ from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.runspec import Ledger, connection_key, parse_run
 from torchbft.primitives.runspec import dump_run as dump
 from torchbft.primitives.wire import decode
+from torchbft.protocols.peer import application_of
 from torchbft.protocols.round.application import MAX_GENESIS_BYTES
 from torchbft.protocols.round.state import GenesisConfig
 
@@ -63,7 +64,7 @@ def test_genesis_names_the_run_and_its_validators() -> None:
     held = decode(
         bytes.fromhex(document["app_state"]["genesis"]), GenesisConfig, limit=MAX_GENESIS_BYTES
     )
-    assert held == GenesisConfig.from_run(run)
+    assert held == application_of(run).state.genesis
     assert genesis.app_state_bytes(run) in genesis.genesis_bytes(run)
 
 
