@@ -15,6 +15,7 @@ from operator import add
 import numpy as np
 import torch
 
+from torchbft.tensors.aggregation.geometry import PLAIN_COLUMNS
 from torchbft.tensors.aggregation.mixture import mixture_of, shares
 from torchbft.tensors.aggregation.network import (
     Block,
@@ -36,6 +37,7 @@ from torchbft.tensors.exact import (
     Float64s,
     Mixer,
     RowSource,
+    all_finite,
     matmul_in_order,
     row_norms,
     spans,
@@ -56,11 +58,12 @@ class CoordinateRule(Rule):
     """A rule that treats each coordinate alike and knows nothing of the others."""
 
     @abstractmethod
-    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+    def combine(self, block_NB: Block, f: int, *, exact: bool) -> tuple[Block, list[Block]]:
         """Return the result (B) for one block in the working dtype, and the values behind it.
 
         The values are rows (B): a contribution counts at a coordinate where it lies between the
-        least and the greatest of them. They are valid until the next call.
+        least and the greatest of them. They are valid until the next call. exact: with one result
+        on every machine; otherwise a sum may be rounded to, and overflow, the block's dtype.
         """
 
     def reads_gram(self, stages: tuple[PreAggregation, ...]) -> bool:
@@ -79,21 +82,25 @@ class CoordinateRule(Rule):
         n, mixing_MN = work.rows_ND.shape[0], plan.mixing_MT
         if mixing_MN is not None:
             mixing_MN = mixing_MN[:, :n]
-        counts_M = self._combine_all(work, mixing_MN, plan.f)
+        counts_M = self._combine_all(work, mixing_MN, plan.f, exact=work.exact)
+        if not (work.exact or all_finite(work.out_D)):  # a sum of float32 overflowed
+            counts_M = self._combine_all(work, mixing_MN, plan.f, exact=True)
         if mixing_MN is not None:
             counts_M = matmul_in_order(counts_M[None, :], mixing_MN)[0]
         norms_N = plan.norms_N or (row_norms(work.rows_ND) if work.info else [])
         return AggregationInfo(shares(counts_M), plan.refused, norms_N)
 
-    def _combine_all(self, work: Work, mixing_MN: Float64s | None, f: int) -> Float64s:
+    def _combine_all(
+        self, work: Work, mixing_MN: Float64s | None, f: int, *, exact: bool
+    ) -> Float64s:
         """Write the result; return in how many of the sampled coordinates each row was kept."""
         n, d = work.rows_ND.shape
         m = n if mixing_MN is None else len(mixing_MN)
         counts_M, every = np.zeros(m), -(-d // SHARE_COLUMNS)
         mix = _mixer(mixing_MN, work.rows_ND, exact=work.exact)
-        for span in spans(d, _block_width(m, d)):
+        for span in spans(d, _block_width(m, d) if work.exact else PLAIN_COLUMNS):
             block_MB = mix(span)
-            result_B, kept = self.combine(block_MB, f)
+            result_B, kept = self.combine(block_MB, f, exact=exact)
             work.out_D[span] = torch.as_tensor(result_B)
             if work.info:
                 counts_M += _kept_within(block_MB[:, ::every], [row[::every] for row in kept])
@@ -143,10 +150,10 @@ class RankRule(CoordinateRule):
     def kept(self, n: int, f: int) -> tuple[int, int]:
         """Return the first kept rank of n, counted from 0, and the one after the last."""
 
-    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+    def combine(self, block_NB: Block, f: int, *, exact: bool) -> tuple[Block, list[Block]]:
         """See CoordinateRule."""
         rows = order_statistics(block_NB, *self.kept(block_NB.shape[0], f))
-        return mean_of(rows), rows
+        return mean_of(rows, exact=exact), rows
 
 
 class Median(RankRule):
@@ -198,7 +205,7 @@ class ClosestToMedian(CoordinateRule):
     def count(self, m: int, f: int) -> int:
         """How many of m values are kept."""
 
-    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+    def combine(self, block_NB: Block, f: int, *, exact: bool) -> tuple[Block, list[Block]]:
         """See CoordinateRule."""
         m = block_NB.shape[0]
         count = self.count(m, f)
@@ -211,7 +218,7 @@ class ClosestToMedian(CoordinateRule):
                 up_B = reduce(add, [above_B - middle_B for middle_B in middle])
                 down_B = reduce(add, [middle_B - below_B for middle_B in middle])
                 rows[low] = where(up_B < down_B, above_B, below_B)
-        return mean_of(rows[:count]), rows[:count]
+        return mean_of(rows[:count], exact=exact), rows[:count]
 
 
 class MeaMed(ClosestToMedian):
@@ -240,7 +247,7 @@ class SignMajority(CoordinateRule):
 
     name = "sign_majority"
 
-    def combine(self, block_NB: Block, f: int) -> tuple[Block, list[Block]]:
+    def combine(self, block_NB: Block, f: int, *, exact: bool) -> tuple[Block, list[Block]]:
         """See CoordinateRule."""
         namespace = functions_of(block_NB)
         votes_B = reduce(lambda total, row: total + namespace.sign(row), block_NB, block_NB[0] * 0)

@@ -10,6 +10,8 @@ Shapes: N contributions, R references, T = N + R, D coordinates, B columns of on
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -37,17 +39,29 @@ only; a lie below it is the rule's business. It never refuses more than f rows."
 
 
 PLAIN_COLUMNS = 1 << 14
-"""Columns of a block without quantisation: a float64 row is 128 KiB."""
+"""Columns of a block without quantisation: a float32 row is 64 KiB."""
+LEAST_SQUARE = 2.0**-60
+"""Below it the squares of single values may be lost in float32, which ends at 2^-149."""
+FAR_CENTRE = 64.0
+"""A centre is far off when the (n−f)-th squared length about it is this many times the squared
+diameter of as many rows. Up to there a squared distance in float32 keeps four digits, in relation
+to that diameter."""
 
 
-def centred_gram(rows_ND: RowSource, references: list[Tensor], *, exact: bool) -> Float64s:
-    """Return the Gram matrix (T, T) of rows, then references.
+def centred_gram(
+    rows_ND: RowSource, references: list[Tensor], f: int, *, exact: bool, precise: bool = False
+) -> Float64s:
+    """Return the Gram matrix (T, T) of rows, at most f of them a liar's, then references.
 
     rows_ND: finite floats. references: float vectors of D entries. exact: quantised operands, same
-    bits everywhere, rows on the CPU; otherwise a plain float64 product.
+    bits everywhere. Otherwise plain products: of float32 about the middle of three rows, checked,
+    and of float64 about the median where that centre turns out to be far off, a square overflows,
+    or ``precise`` asks for it.
     """
     if not exact:
-        return _plain_gram(rows_ND, references)
+        if precise:
+            return _product(rows_ND, references, _true_median, torch.float64)
+        return _plain_gram(rows_ND, references, f)
     n, d = rows_ND.shape
     size = n + len(references)
     total_TT = np.zeros((size, size))
@@ -79,19 +93,60 @@ def _centred(rows_TB: list[Array], median_B: Array, width: int, dtype: type) -> 
     return points_TKB
 
 
-def _plain_gram(rows_ND: RowSource, references: list[Tensor]) -> Float64s:
+def _plain_gram(rows_ND: RowSource, references: list[Tensor], f: int) -> Float64s:
     """The same by ordinary products, on the rows' device."""
+    if rows_ND.device.type == "cpu" and torch.get_float32_matmul_precision() == "highest":
+        quick_TT = _product(rows_ND, references, _middle_of_three, working_dtype(rows_ND.dtype))
+        if _trustworthy(quick_TT, rows_ND.shape[0], f):
+            return quick_TT
+    return _product(rows_ND, references, _true_median, torch.float64)
+
+
+def _product(
+    rows_ND: RowSource,
+    references: list[Tensor],
+    centre_of: Callable[[Tensor], Tensor],
+    dtype: torch.dtype,
+) -> Float64s:
+    """Return the Gram matrix about a centre of each block: products in dtype, float64 sums."""
     n, d = rows_ND.shape
     size = n + len(references)
     total_TT = torch.zeros(size, size, dtype=torch.float64, device=rows_ND.device)
+    points_TB = torch.empty(size, min(d, PLAIN_COLUMNS), dtype=dtype, device=rows_ND.device)
     for span in spans(d, PLAIN_COLUMNS):
         block_NB = rows_ND[:, span].to(working_dtype(rows_ND.dtype))
-        median_B = torch.as_tensor(median_of(as_block(block_NB)))
-        points_TB = torch.stack([*block_NB, *(vector_D[span] for vector_D in references)]).double()
-        points_TB -= median_B.double()
-        total_TT += points_TB @ points_TB.t()
-    plain_TT: Float64s = total_TT.cpu().numpy()
-    return plain_TT
+        centre_B, filled_TB = centre_of(block_NB).to(dtype), points_TB[:, : span.stop - span.start]
+        torch.sub(block_NB, centre_B, out=filled_TB[:n])
+        for point_B, vector_D in zip(filled_TB[n:], references, strict=True):
+            torch.sub(vector_D[span], centre_B, out=point_B)
+        total_TT += filled_TB @ filled_TB.t()
+    product_TT: Float64s = total_TT.cpu().numpy()
+    return product_TT
+
+
+def _true_median(block_NB: Tensor) -> Tensor:
+    return torch.as_tensor(median_of(as_block(block_NB)))
+
+
+def _middle_of_three(block_NB: Tensor) -> Tensor:
+    """A centre at a fifth of a median's cost; two liars among the three can move it."""
+    first_B, middle_B, last_B = block_NB[0], block_NB[len(block_NB) // 2], block_NB[-1]
+    low_B, high_B = torch.minimum(first_B, middle_B), torch.maximum(first_B, middle_B)
+    return torch.maximum(low_B, torch.minimum(high_B, last_B))
+
+
+def _trustworthy(gram_TT: Float64s, n: int, f: int) -> bool:
+    """Whether float32 held the squares, and n − f rows lie about as far from the centre as from
+    each other."""
+    squares_N = gram_TT.diagonal()[:n]
+    if not np.isfinite(gram_TT).all():
+        return False
+    distances_NN = squared_distances(gram_TT[:n, :n])
+    honest = max(1, n - f)
+    pairs = np.sort(distances_NN[np.triu_indices(n, 1)])[: max(1, honest * (honest - 1) // 2)]
+    diameter = float(pairs[-1]) if len(pairs) else 0.0
+    reach = kth_smallest(squares_N, honest)
+    return LEAST_SQUARE < reach <= FAR_CENTRE * diameter
 
 
 def squared_distances(gram_TT: Float64s) -> Float64s:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -74,7 +75,8 @@ class Plan:
 class Work:
     """One call: checked rows, and how to aggregate them. info: norms and shares are wanted.
 
-    out_D: where the result goes, in the working dtype and on the device of the rows.
+    out_D: where the result goes, in the working dtype and on the device of the rows. precise: as
+    the rule says.
     """
 
     rows_ND: RowSource
@@ -84,12 +86,18 @@ class Work:
     exact: bool
     info: bool
     out_D: Tensor
+    precise: bool = False
 
     def gram(self) -> Float64s:
         """Inner products of the rows, the zero vector and the history, by one pass."""
         zero_D = torch.zeros(1, dtype=self.out_D.dtype, device=self.rows_ND.device)
         references = [zero_D.expand(self.rows_ND.shape[1]), *self.state.values()]
-        return centred_gram(self.rows_ND, references, exact=self.exact)
+        gram_TT = centred_gram(
+            self.rows_ND, references, self.f, exact=self.exact, precise=self.precise
+        )
+        if not np.isfinite(gram_TT).all():
+            raise MisuseError("squared lengths overflow", where="aggregation")
+        return gram_TT
 
 
 class Stage(ABC):
@@ -146,6 +154,10 @@ class Rule(Stage):
     inputs: ClassVar[tuple[str, ...]] = ()
     """What a caller must supply beside the updates: vectors in ``state``, or a function. A run
     knows the contributions only, so it cannot use such a rule."""
+
+    precise: ClassVar[bool] = False
+    """Whether even ``fast`` needs inner products in float64, because short rows are divided by
+    their length."""
 
     @property
     def last(self) -> Rule:
@@ -272,7 +284,8 @@ class Rule(Stage):
         dtype, d = working_dtype(rows_ND.dtype), rows_ND.shape[1]
         fits = result.dtype == dtype and result.device == device and result.is_contiguous()
         out_D = result.view(d) if fits else torch.empty(d, dtype=dtype, device=device)
-        return Work(rows_ND, f, self.stages, state, exact, want_info, out_D), result
+        precise = self.last.precise
+        return Work(rows_ND, f, self.stages, state, exact, want_info, out_D, precise), result
 
     def _checked(self, state: RuleState | None, rows_ND: RowSource) -> RuleState:
         first = self.init(rows_ND.shape[1], rows_ND.device)

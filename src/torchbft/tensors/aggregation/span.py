@@ -74,8 +74,11 @@ def combine_rows(work: Work, weights_T: Float64s, plan: Plan) -> AggregationInfo
         weighted_sum(weights_T[:n], rows_ND, out_D)
     else:
         weights_N = torch.from_numpy(weights_T[:n]).to(out_D)
+        (used,) = np.nonzero(weights_T[:n])
+        chosen = slice(int(used[0]), int(used[0]) + 1) if len(used) == 1 else slice(0, n)
         for span in spans(len(out_D), PLAIN_COLUMNS):
-            torch.mv(rows_ND[:, span].to(out_D.dtype).t(), weights_N, out=out_D[span])
+            block_NB = rows_ND[chosen, span].to(out_D.dtype)
+            torch.mv(block_NB.t(), weights_N[chosen], out=out_D[span])
     for weight, vector_D in zip(weights_T[n + 1 :].tolist(), work.state.values(), strict=True):
         if weight != 0.0:
             out_D.copy_(out_D.double() + vector_D.double() * weight)

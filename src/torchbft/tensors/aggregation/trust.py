@@ -40,6 +40,7 @@ class FLTrust(SpanRule):
     name = "fltrust"
     requirement = "f < n"
     inputs = ("root",)
+    precise = True
 
     def fits(self, n: int, f: int) -> bool:
         """Any honest row is enough."""
