@@ -13,7 +13,11 @@ from torchbft.node.ordering.answers import heights_of, record_of, time_of, valid
 from torchbft.node.ordering.follower import Follower
 from torchbft.node.storage.log import AppendLog, read_log
 from torchbft.primitives.errors import CorruptLogError, DecodeError, TorchbftError
-from torchbft.protocols.chain.messages import ChainRecord, Timestamp, decode_record
+from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.wire import encode
+from torchbft.protocols.chain.checks import Genesis
+from torchbft.protocols.chain.messages import ChainRecord, Timestamp, Validator, decode_record
+from torchbft.sim.chain import ChainMaker
 
 CHAIN_ID = "chain-qgplkr"
 
@@ -209,6 +213,22 @@ def test_evidence_of_a_kind_that_takes_more_than_f_liars(
         asyncio.run(followed(tmp_path / "chain.log", replies))
     assert "more than f liars" in caught.value.hint
     assert heights(tmp_path / "chain.log") == list(range(1, 14))
+
+
+def test_an_engine_that_goes_on_from_other_blocks(recorded: dict[str, Any], tmp_path: Path) -> None:
+    """As one whose home folder was emptied: each block holds by itself, and none follows ours."""
+    key = SigningKey.derive(bytes(32), "another")
+    start = Timestamp(1_700_000_000, 0)
+    genesis = Genesis(CHAIN_ID, start, (Validator(key.public, 10),), bytes(32), b"")
+    maker = ChainMaker(genesis, [key])
+    log = AppendLog(tmp_path / "chain.log")
+    for _ in range(4):
+        log.append(encode(maker.block()))
+    log.close()
+    replies = Replies(recorded, 8)
+    with pytest.raises(DecodeError, match="block 5"):
+        asyncio.run(followed(tmp_path / "chain.log", replies))
+    assert heights(tmp_path / "chain.log") == [1, 2, 3, 4]
 
 
 def test_another_chains_engine_at_the_port(recorded: dict[str, Any], tmp_path: Path) -> None:
