@@ -1,5 +1,7 @@
 """The application's ABCI calls: what is visible when, hashes, proposals, snapshots."""
 
+import random
+
 import pytest
 from round_world import World
 
@@ -8,8 +10,9 @@ from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionErr
 from torchbft.primitives.wire import encode
 from torchbft.protocols.round import events as ev
 from torchbft.protocols.round import state as states
+from torchbft.protocols.round.admissible import admissible
 from torchbft.protocols.round.application import SNAPSHOTS_KEPT, TX_FRAME_BYTES, Application
-from torchbft.protocols.round.reader import CODE_REFUSED
+from torchbft.protocols.round.reader import CODE_REFUSED, record
 from torchbft.protocols.round.state import decode_state
 
 
@@ -112,6 +115,31 @@ def test_round_17_a_third_statement_for_a_slot_spoils_a_block_in_any_order() -> 
     result = world.block(*three)
     assert [r.code == 0 for r in result.tx_results] == [True, False, False]
     assert result.tx_results[2].code == CODE_REFUSED
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_round_17_judging_by_what_is_known_of_each_alone_is_judging_in_full(seed: int) -> None:
+    """Proposals are judged by verdicts against the state before the block and by what stands
+    beside; ``admissible`` against the state after each transaction says the same."""
+    drawn, world = random.Random(seed), Driven(4)
+    world.start()
+    world.play_round(0)
+    number = world.state.current.number
+    pool = [world.rooted(name, 0) for name in world.names[:2]] + [world.void("peer-2", 0)]
+    for name in world.names:
+        pool += [world.commit(name, number, tag) for tag in (b"", b"1", b"2")]
+        pool += [world.closing(name, number, "commit", ()), world.open(name, number - 1)]
+        pool += [world.commit(name, number + 2), world.attest(name, 0)]
+    for _ in range(40):
+        txs = drawn.choices(pool, k=drawn.randrange(1, 8))
+        state, good = world.state, True
+        for tx in txs:
+            good = good and admissible(tx, state) is None
+            state = record(state, tx) if good else state
+        assert world.application.process_proposal(5, txs) == good
+        chosen = world.application.prepare_proposal(5, txs, 1 << 20)
+        assert world.application.process_proposal(5, chosen)
+        assert (chosen == txs) >= good
 
 
 def test_round_18_known_is_no_error_for_who_hands_it_in_again() -> None:

@@ -117,6 +117,12 @@ def admissible(tx: bytes, state: LedgerState, checks: EvidenceChecks = OWN_CHECK
     )
 
 
+def crowded(tx: bytes, state: LedgerState) -> str | None:
+    """Why a transaction that was admissible before a block must not stand beside those of the
+    block that ``state`` has recorded since: nothing else of ``admissible`` depends on these."""
+    return _repeated(parse(tx), state)
+
+
 def _misplaced(
     statement: Statement, state: LedgerState, seats: tuple[Seat, ...] | None
 ) -> str | None:

@@ -26,7 +26,13 @@ from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionErr
 from torchbft.primitives.evidence import Evidence
 from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import Bytes32, Count, Wire, decode, encode
-from torchbft.protocols.round.admissible import OWN_CHECKS, EvidenceChecks, admissible, unconvincing
+from torchbft.protocols.round.admissible import (
+    OWN_CHECKS,
+    EvidenceChecks,
+    admissible,
+    crowded,
+    unconvincing,
+)
 from torchbft.protocols.round.membership import validator_updates
 from torchbft.protocols.round.messages import parse
 from torchbft.protocols.round.reader import CODE_REFUSED, Applied, apply_block, record
@@ -167,7 +173,7 @@ class Application:
         state, size, chosen = self.state, 0, []
         for tx in dict.fromkeys((*self._seen, *txs)):
             framed = len(tx) + TX_FRAME_BYTES
-            if size + framed > max_bytes or admissible(tx, state, self._checks) is not None:
+            if size + framed > max_bytes or self.refusal(tx) or crowded(tx, state):
                 continue
             state, size = record(state, tx), size + framed
             chosen.append(tx)
@@ -177,7 +183,7 @@ class Application:
         """Whether every transaction is admissible beside the others, in whatever order."""
         state = self.state
         for tx in txs:
-            if admissible(tx, state, self._checks) is not None:
+            if self.refusal(tx) or crowded(tx, state):
                 return False
             state = record(state, tx)
         return True

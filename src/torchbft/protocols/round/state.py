@@ -5,6 +5,7 @@ No height, block time, proposer or clock is in it (ROUND.md, head). Tuples are i
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from enum import StrEnum
@@ -188,7 +189,7 @@ class RoundState(Wire, frozen=True):
     @property
     def voting(self) -> FaultModel:
         """Fault model of the validators, in units of power."""
-        return FaultModel(sum(seat.power for seat in self.validators))
+        return _voting(self)
 
     def power(self, names: set[str] | frozenset[str]) -> int:
         return sum(seat.power for seat in self.validators if seat.name in names)
@@ -346,9 +347,11 @@ def with_tx(
 ) -> tuple[Slot, ...]:
     """The slots with one more transaction in its place; an old slot keeps its lateness."""
     old = find_slot(slots, kind, author)
-    new = replace(old, txs=(*old.txs, tx)) if old else Slot(kind, author, late, (tx,))
-    rest = tuple(slot for slot in slots if slot is not old)
-    return tuple(sorted((*rest, new), key=lambda slot: (slot.kind, slot.author)))
+    if old is not None:
+        new = replace(old, txs=(*old.txs, tx))
+        return tuple(new if slot is old else slot for slot in slots)
+    at = bisect_left(slots, (kind, author), key=lambda slot: (slot.kind, slot.author))
+    return (*slots[:at], Slot(kind, author, late, (tx,)), *slots[at:])
 
 
 def equivocators(current: RoundState) -> frozenset[str]:
@@ -408,11 +411,24 @@ def committed(current: RoundState) -> frozenset[str]:
 
 def fits(current: RoundState, author: str) -> bool:
     """Whether the author's opening opens its commitment."""
-    opening = opening_of(current, author)
-    slot = current.slot("commit", author)
-    if opening is None or slot is None or slot.late:
-        return False
-    return getattr(slot.first.statement, "digest", b"") == commitment_digest(opening)
+    return author in _fitting(current)
+
+
+@remembered
+def _fitting(current: RoundState) -> frozenset[str]:
+    found = set()
+    for slot in current.of_kind("commit"):
+        opening = opening_of(current, slot.author)
+        if opening is None or slot.late:
+            continue
+        if getattr(slot.first.statement, "digest", b"") == commitment_digest(opening):
+            found.add(slot.author)
+    return frozenset(found)
+
+
+@remembered
+def _voting(current: RoundState) -> FaultModel:
+    return FaultModel(sum(seat.power for seat in current.validators))
 
 
 def ledger_fields(state: LedgerState) -> LedgerFields:
