@@ -9,7 +9,7 @@ from node_swarm import LocalSwarm, run_swarm
 
 from torchbft.node.ordering.rpc import Rpc
 from torchbft.primitives.ids import Height, PeerId
-from torchbft.primitives.runspec import dump_run
+from torchbft.primitives.runspec import Ledger, dump_run
 from torchbft.report.verify import verify
 
 pytestmark = [pytest.mark.integration, pytest.mark.xdist_group("swarms"), needs_cometbft]
@@ -29,7 +29,7 @@ def private(host: Any, *names: str) -> Any:
 
 
 def test_two_votes_in_one_slot_convict_and_the_run_is_proven(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path / "peers", rounds=ROUNDS, kind="cometbft")
+    swarm = LocalSwarm(tmp_path / "peers", rounds=ROUNDS, ledger=Ledger(kind="cometbft"))
     (tmp_path / "run.toml").write_text(dump_run(swarm.run))
 
     def convicted() -> list[PeerId]:
