@@ -73,7 +73,6 @@ class SignerServer:
     ) -> None:
         self._path, self._signer, self._fetch, self._notice = path, signer, fetch, notice
         self._looking: asyncio.Task[None] | None = None
-        self._cleared = False
         self._told: set[str] = set()
 
     async def run(self) -> None:
@@ -118,9 +117,7 @@ class SignerServer:
         return answer
 
     async def _stale(self, height: int) -> str | None:
-        """Why this process may not sign at ``height`` yet; None once it may."""
-        if self._cleared:
-            return None
+        """Why this process may not sign at ``height`` yet; None once one look was clean."""
         if self._looking is None or (self._looking.done() and self._failed()):
             look = look_back(self._signer.state.last, height, self._fetch)
             self._looking = asyncio.ensure_future(look)
@@ -134,7 +131,6 @@ class SignerServer:
             return str(error)
         except Exception as error:
             return f"the signer could not look through the chain ({error})"
-        self._cleared = True
         return None
 
     def _failed(self) -> bool:
