@@ -356,20 +356,20 @@ def test_a_conviction_is_not_refused_and_lowers_f_until_the_rule_can_do_it() -> 
 # --- convictions ----------------------------------------------------------------------------------
 
 
-def test_a_convicts_power_is_0_from_the_next_epoch() -> None:
+@pytest.mark.parametrize("opened", [True, False], ids=["in-round-0", "before-it-opens"])
+def test_a_convicts_power_is_0_from_the_next_epoch(opened: bool) -> None:
+    """Its engine has the genesis' validators until it hears of others, whenever round 0 opens."""
     world = World(4)
     application = Application(world.genesis)
-    for height, txs in enumerate(
-        (
-            [world.ready(name) for name in world.names],
-            [world.commit("peer-3", 0, tag) for tag in (b"", b"other")],
-        ),
-        start=1,
-    ):
+    first = [world.ready(name) for name in world.names]
+    twice = [world.commit("peer-3", 0, tag) for tag in (b"", b"other")]
+    for height, txs in enumerate((first, twice) if opened else (twice, first), start=1):
         application.finalize_block(Height(height), txs)
         application.commit()
     world.state = application.state
+    assert world.state.phase == Phase.COMMIT
     assert world.state.current.voting.n == 4, "the round's set is frozen"
+    assert world.state.current.banned == ("peer-3",)
     rest = world.names[:3]
     for height, txs in enumerate(
         (

@@ -419,16 +419,16 @@ def _go_on(state: LedgerState, after_last: Phase) -> Step:
 
 def _open_round(state: LedgerState, number: int) -> Step:
     """Freeze what round ``number`` goes by, in the block that settled the one before (3). In a new
-    epoch its validators must be ready first, and their updates in force (4)."""
+    epoch its validators must be ready first, and their updates in force (4). Round 0 goes by the
+    genesis, whose validators the engine has: who is convicted before it opens leaves with it."""
     first_round = number == state.current.number
     waits = state.epoch != state.current.epoch
     state = state if first_round else _shifted(state)
-    seated = sum(m.contributor and not m.convicted for m in state.members)
-    limits = membership.bounds_met(state.genesis, seated)
+    seats = state.current.seats if first_round else seats_of(state.members)
+    limits = membership.bounds_met(state.genesis, sum(seat.contributor for seat in seats))
     ended = state.previous if not first_round else None
     members = waiting.reconsidered(state.members, ended, limits.f)
     state = changed(state, members=members)
-    seats = seats_of(members)
     state, shares = _dealt(state, tuple(seat.name for seat in seats if seat.contributor))
     opened = RoundState(
         number,
@@ -439,6 +439,7 @@ def _open_round(state: LedgerState, number: int) -> Step:
         waiting.waited_for(members, after_void=state.void_streak > 0),
         shares,
         state.current.slots if first_round else _still_seated(state, seats),
+        banned=state.current.banned if first_round else (),
     )
     state = changed(
         state,
