@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,11 @@ MAX_TEXT = 400
 """Characters of one line that go into our log."""
 LINES, LINES_SECONDS = 20, 10.0
 """So many lines of its log go into ours in such a span; the rest is counted."""
-FAILURE_WORDS = ("CONSENSUS FAILURE", "panic:", "Did the application crash?")
-"""After the last ones it should end itself, and now and then hangs for ever instead."""
+FAILURE = re.compile(r"CONSENSUS FAILURE|\w+ connection terminated\. Did the application crash\?")
+"""What begins the message of a failure. After the second it should end itself, and now and then
+hangs for ever instead. Values beside a message, and its rest, may be another member's words."""
+PANIC = "panic: "
+"""What begins the line that the language's runtime writes."""
 LEASH = Path(__file__).with_name("leash.py")
 
 Notice = Callable[[str], None]
@@ -175,20 +179,13 @@ class EngineProcess:
 
     async def _follow(self, child: asyncio.subprocess.Process) -> None:
         """Its log into ours, until it ends."""
-        stream = child.stdout
-        assert stream is not None
-        while True:
-            try:
-                line = await stream.readline()
-            except ValueError:  # longer than MAX_LINE_BYTES: what was read of it is dropped
-                continue
-            if not line:
-                return
+        assert child.stdout is not None
+        async for line in lines_of(child.stdout):
             if self._stopping:
                 continue
             text = readable(line)
             self._write(text)
-            if any(words in text for words in FAILURE_WORDS):
+            if is_failure(line):
                 self.restart(text)
 
     def _write(self, text: str) -> None:
@@ -204,16 +201,51 @@ class EngineProcess:
             self._left_out += 1
 
 
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """The lines of a stream, but for those longer than its limit, of which nothing is taken."""
+    whole = True
+    while True:
+        try:
+            line = await stream.readuntil()
+        except asyncio.LimitOverrunError as error:
+            await stream.readexactly(error.consumed)
+            whole = False
+            continue
+        except asyncio.IncompleteReadError as error:
+            if error.partial and whole:
+                yield error.partial
+            return
+        if whole:
+            yield line
+        whole = True
+
+
+def _fields(line: bytes) -> dict[str, Any] | None:
+    """What a line of JSON says; None for any other."""
+    try:
+        fields = msgspec.json.decode(line, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return fields if {"level", "_msg"} <= fields.keys() else None
+
+
+def is_failure(line: bytes) -> bool:
+    """Whether the engine says of itself that it failed. Members choose words that it repeats, so
+    only where it speaks itself counts."""
+    fields = _fields(line)
+    if fields is None:
+        return line.decode("utf-8", "replace").startswith(PANIC)
+    return FAILURE.match(str(fields["_msg"])) is not None
+
+
 def readable(line: bytes) -> str:
     """One line of its log as one of ours: JSON becomes ``module: message (key=value …)``."""
-    try:
-        fields = msgspec.json.decode(line)
-        level, module = fields.pop("level"), fields.pop("module", "main")
-        message = fields.pop("_msg")
-        fields.pop("ts", None)
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, AttributeError, TypeError):
+    fields = _fields(line)
+    if fields is None:
         text = line.decode("utf-8", "replace").rstrip()
     else:
+        level, message, module = (fields.pop(k, "main") for k in ("level", "_msg", "module"))
+        fields.pop("ts", None)
         more = " ".join(f"{key}={value}" for key, value in sorted(fields.items()))
         text = f"{level} in {module}: {message}" + (f" ({more})" if more else "")
     printable = "".join(letter if letter.isprintable() else " " for letter in text)

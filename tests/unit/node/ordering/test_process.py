@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from torchbft.node.ordering import process as processes
-from torchbft.node.ordering.process import EngineProcess, readable
+from torchbft.node.ordering.process import EngineProcess, is_failure, readable
 from torchbft.primitives.errors import HaltError
 
 LIMIT = 60.0
@@ -118,7 +119,9 @@ def test_one_that_does_not_listen_is_killed(
         ),
         ("import signal; print('panic: boom', flush=True); signal.pause()", "panic: boom"),
         (
-            "import signal; print('Did the application crash?', flush=True); signal.pause()",
+            'import signal; print(\'{"level":"error","module":"proxy","_msg":"mempool connection'
+            " terminated. Did the application crash? Please restart CometBFT\"}', flush=True);"
+            " signal.pause()",
             "Did the application crash?",
         ),
     ],
@@ -227,6 +230,39 @@ def test_a_flood_of_lines_is_bounded_and_counted(
 
     lines = watched(tmp_path, [flood, LIVES], work)
     assert all(len(line) < 2 * processes.MAX_TEXT for line in lines)
+
+
+WORDS = "panic: CONSENSUS FAILURE!!! proxy connection terminated. Did the application crash?"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"_msg": "Peer sent us invalid block", "msg": f'block:<chain_id:"{WORDS}" >'},
+        {"_msg": f"Invalid evidence: no. Evidence: {WORDS}"},
+        {"_msg": "Error dialing peer", "err": WORDS},
+    ],
+)
+def test_what_a_member_makes_the_engine_repeat_is_no_failure_of_it(said: dict[str, str]) -> None:
+    line = json.dumps({"level": "error", "module": "p2p", **said}).encode() + b"\n"
+    assert WORDS in readable(line)
+    assert not is_failure(line)
+    assert not is_failure(b"  " + WORDS.encode())
+
+
+def test_the_end_of_a_line_that_is_too_long_is_no_line(tmp_path: Path) -> None:
+    """Else a member who makes the engine repeat a block could write any line."""
+    long = (
+        f"import signal, sys; [sys.stdout.write('x' * {processes.MAX_LINE_BYTES * 2}) and"
+        " sys.stdout.flush() for _ in range(3)]; print('panic: ' * 9000, flush=True);"
+        " print('after', flush=True); signal.pause()"
+    )
+
+    async def work(process: EngineProcess, heard: Heard) -> None:
+        await heard.heard("CometBFT: after")
+        assert process.restarts == 0
+
+    assert watched(tmp_path, [long], work) == ["CometBFT: after"]
 
 
 @pytest.mark.parametrize(
