@@ -40,6 +40,18 @@ def test_swarms_of_other_sizes(peers: int, byzantine: int) -> None:
     assert result.liveness_failures == [], result.parameters.line()
 
 
+def test_a_swarm_whose_membership_changes_under_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotation, a newcomer and one that leaves, among two liars of whom one convicts itself."""
+    monkeypatch.setattr(swarm, "STORIES", [("rotate", "join", "leave")])
+    liars = {"double_voter", "equivocator", "twins", "deaf"}
+    drawn = (Parameters.drawn(Random(f"swarm/{seed}"), 2) for seed in range(100))
+    seed = next(n for n, p in enumerate(drawn) if liars & set(p.liars) and p.rounds == 64)
+    result = run(seed)
+    assert result.safety_violations == [], result.parameters.line()
+    assert result.liveness_failures == [], result.parameters.line()
+    assert result.epoch >= 3
+
+
 def test_the_same_seed_gives_the_same_trace_in_any_process() -> None:
     """Also under another hash seed: no order of a set may reach the trace."""
     code = "from torchbft.sim.swarm import run; print(run(11, 4, 1).trace_hash)"
@@ -59,6 +71,7 @@ def test_seeds_draw_every_liar_and_kind_of_network() -> None:
     assert {liar for p in drawn for liar in p.liars} == set(LIARS)
     assert {p.conditions.loss for p in drawn} == {0.0, 0.01, 0.1, 0.2}
     assert {p.rounds for p in drawn} == {4, 6, 64}
+    assert {p.changes for p in drawn} == set(swarm.STORIES)
     assert len({p.line() for p in drawn}) == 200
 
 

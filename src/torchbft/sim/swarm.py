@@ -19,12 +19,13 @@ from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import PeerId, Round
 from torchbft.primitives.runspec import Timing
 from torchbft.protocols.peer import BlockDone
-from torchbft.protocols.round.events import RoundFixed
+from torchbft.protocols.round.changes import Change, Remove
+from torchbft.protocols.round.events import MembershipChanged, RoundFixed
 from torchbft.protocols.round.interface import PreferVoid, RootAgreed
 from torchbft.sim.chaos import Chaos
 from torchbft.sim.liars import LIARS, MALFORMED
 from torchbft.sim.network import Conditions
-from torchbft.sim.peers import Peers, Trainer, run_of
+from torchbft.sim.peers import Peers, Trainer, admission_of, run_of
 
 SAFETY_SECONDS = 20.0
 """Virtual length of phase one: some rounds, or one that misfortune keeps open."""
@@ -44,6 +45,10 @@ CRASH_EFFECTS = 60
 
 VOID_SHARE = 0.9
 """Of honest peers that vote for a void round when some do: with liars, about a quorum."""
+
+STORIES = ((), (), (), ("join",), ("rotate",), ("rotate", "join", "leave"))
+"""Changes of the membership in a run. Whoever leaves makes room that a newcomer filled before, so
+that the liars stay as few as can be tolerated."""
 
 QUICK = Timing(commit_floor=0.5, open_floor=0.3, attest_floor=0.3, root_floor=2.0, first_round=5.0)
 """Floors near the network's own delays, so that time-outs fire while items are under way."""
@@ -71,6 +76,8 @@ class Parameters:
     timing: str
     train_seconds: float
     train_spread: float
+    changes: tuple[str, ...] = ()
+    """Of the membership, wanted one after the other: ``join``, ``rotate``, ``leave``."""
 
     @classmethod
     def drawn(cls, random: Random, byzantine: int, spare: int = 0) -> Parameters:
@@ -97,6 +104,7 @@ class Parameters:
             timing=random.choice(["quick", "default"]),
             train_seconds=random.choice([0.1, 1.0]),
             train_spread=random.choice([0.0, 0.5]),
+            changes=random.choice(STORIES),
         )
 
     def line(self) -> str:
@@ -106,8 +114,9 @@ class Parameters:
             f"liars {', '.join(self.liars) or 'none'}; {self.rounds} rounds, {self.timing} timing,"
             f" training {self.train_seconds:g}+{self.train_spread:g} s; crashes {self.crashes},"
             f" partitions {self.partitions}, outages {self.outages}, void votes {self.void_votes},"
-            f" slips {self.slips}, isolation {self.isolation:g}, sync"
-            f" {self.sync_seconds:g} s; latency {net.latency:g}+{net.jitter:g} s,"
+            f" slips {self.slips}, changes {', '.join(self.changes) or 'none'},"
+            f" isolation {self.isolation:g}, sync {self.sync_seconds:g} s;"
+            f" latency {net.latency:g}+{net.jitter:g} s,"
             f" {net.bandwidth:g} B/s, loss {net.loss:g}, duplicate {net.duplicate:g}, reorder"
             f" {net.reorder:g}"
         )
@@ -130,6 +139,8 @@ class SimResult:
     """Whether so many rounds in a row were void that the run stopped, as it should."""
     named: tuple[str, ...]
     """Liars that honest peers named with evidence."""
+    epoch: int
+    """The last one: so many times the validators changed, by votes or convictions."""
     windows: int
     """Windows that a quorum of closings closed: there the loss of items was decided."""
     seconds: float
@@ -153,6 +164,7 @@ class _Swarm:
         seats = tuple(sorted(self.random.sample(names, byzantine)))
         kinds = dict(zip(seats, drawn.liars, strict=True))
         attack = sha256("sim/attack", seed.to_bytes(8, "big"))
+        self.joiner = peer_names(peers + 1)[-1]
         self.peers = Peers(
             run_of(
                 names,
@@ -162,6 +174,7 @@ class _Swarm:
             seed=seed,
             liars={name: LIARS[kind](attack, seats) for name, kind in kinds.items()},
             malformed=[name for name, kind in kinds.items() if kind == MALFORMED],
+            joiners=[self.joiner] if "join" in drawn.changes else [],
             conditions=drawn.conditions,
             trainer=Trainer(drawn.train_seconds, drawn.train_spread, payload_bytes=20_000),
             sync_seconds=drawn.sync_seconds,
@@ -175,6 +188,9 @@ class _Swarm:
         self.disliked: set[Round] = set()
         self.seen: dict[PeerId, set[int]] = {name: set() for name in self.peers.honest}
         self.peers.listeners.append(self.on_effect)
+        self.story = list(drawn.changes)
+        self.wanted: Change | None = None
+        self.epoch = 0
 
     def on_effect(self, peer: PeerId, effect: Effect) -> None:
         """Note signed rounds; cut off who is first to know something, if this seed does so."""
@@ -207,6 +223,8 @@ class _Swarm:
         for count, act in ((drawn.outages, self.outage), (drawn.void_votes, self.dislike)):
             for _ in range(count):
                 clock.at(random.random() * SAFETY_SECONDS, partial(self.if_harsh, act))
+        if drawn.changes:
+            clock.at(random.random() * SAFETY_SECONDS / 4, self.want_next)
         for name in random.sample(self.peers.honest, drawn.slips):
             self.peers.slips[name] = random.randint(0, SAFETY_ROUNDS)
 
@@ -223,7 +241,27 @@ class _Swarm:
         """Operators dislike the next round that is fixed."""
         self.disliked.add(Round(1 + max(self.peers.sets.fixed, default=-1)))
 
+    def want_next(self) -> None:
+        """Let all operators want the next change of the story, if there is one."""
+        if not self.story:
+            self.wanted = None
+            return
+        what = self.story.pop(0)
+        members = [name for name in self.peers.honest if name != self.joiner]
+        if what == "join":
+            self.wanted = admission_of(self.joiner)
+        elif what == "rotate":
+            self.wanted = self.peers.new_key(self.random.choice(members), "2")
+        else:
+            self.wanted = Remove(self.random.choice(members))
+        self.peers.want(self.wanted)
+
     def on_block(self, peer: PeerId, done: BlockDone) -> None:
+        for event in done.events:
+            if isinstance(event, MembershipChanged):
+                self.epoch = max(self.epoch, event.epoch)
+                if self.wanted in event.made:
+                    self.want_next()
         fixed = [event.round for event in done.events if isinstance(event, RoundFixed)]
         for number in self.disliked.intersection(fixed):
             if self.random.random() < VOID_SHARE:
@@ -232,7 +270,9 @@ class _Swarm:
     def phase_two(self) -> list[str]:
         """Heal a random core of n−f honest peers or more, and demand progress."""
         host, honest = self.peers, self.peers.honest
-        least = len(honest) if self.parameters.slips else self.quorum  # who slipped is no help
+        # Who slipped is no help, and a changed membership needs a quorum of its own.
+        all_of_them = self.parameters.slips or self.parameters.changes
+        least = len(honest) if all_of_them else self.quorum
         core = sorted(self.random.sample(honest, self.random.randint(least, len(honest))))
         host.slips.clear()
         was_over = bool(host.halted)
@@ -251,7 +291,8 @@ class _Swarm:
             name in host.finished
             or name in host.halted
             or (
-                sum(number > before for number in self.seen[name]) >= MORE_ROUNDS
+                self.wanted is None
+                and sum(number > before for number in self.seen[name]) >= MORE_ROUNDS
                 and host.homes[name].number > before
             )
             for name in core
@@ -269,6 +310,7 @@ class _Swarm:
         state, height = application.state, application.info().last_height
         signed = sorted(number for number in self.seen[name] if number > before)
         where = f"at height {height}, round {state.current.number}, {state.phase}"
+        where += f", epoch {state.epoch}"
         return f"{where}, holds the state after {home.number}, saw {signed} signed"
 
 
@@ -293,6 +335,7 @@ def run(seed: int, peers: int = 7, byzantine: int = 2) -> SimResult:
         len(host.sets.void),
         bool(host.halted),
         tuple(sorted(host.accusations.named)),
+        swarm.epoch,
         host.items.decided,
         host.cluster.clock.now,
         host.cluster.messages,

@@ -21,6 +21,7 @@ def result(seed: int, *, safety: tuple[str, ...] = (), liveness: tuple[str, ...]
         void=1,
         halted=False,
         named=(),
+        epoch=0,
         windows=2,
         seconds=20.0,
         messages=5000,
