@@ -13,6 +13,7 @@ import typer
 from torchbft.cli.init import own_name
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
 from torchbft.node.launch import Keys
+from torchbft.node.members import entry
 from torchbft.node.storage.lock import FolderLock
 from torchbft.node.transports.ports import check_port, parse_address
 from torchbft.primitives.errors import ConfigError
@@ -82,8 +83,8 @@ def _check_start(run: RunSpec, me: PeerId, folder: Path, listen: str) -> None:
     """Raise what would keep the node from starting, before anything slow is imported: it would
     end at once, in a log of its own."""
     run.check_signed()
-    member = run.member(me)
-    Keys.load(folder).check(run, me)
+    member = entry(run, folder, me)
+    Keys.load(folder).check(run, me, folder)
     FolderLock(folder).release()
     host, port = parse_address(listen) if listen else (member.host, member.port)
     check_port(host, port)

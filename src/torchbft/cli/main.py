@@ -31,6 +31,7 @@ COMMANDS = (
     "join",
     "status",
     "leave",
+    "vote",
     "void",
     "report",
     "verify",

@@ -24,6 +24,7 @@ from typing import Any, Protocol, TypeVar, cast
 from torchbft.node import wish
 from torchbft.node.chronicle import Chronicle
 from torchbft.node.link import Delivery, Endpoint, Evaluation, Hello, Leave, Submit
+from torchbft.node.members import Members
 from torchbft.node.model import Applied, ModelKeeper
 from torchbft.node.ordering.orderer import Engine, Orderer, orderer_of
 from torchbft.node.statecopy import RETRY_SECONDS, StateCopies, StateOffered
@@ -36,7 +37,6 @@ from torchbft.node.supervisor import EXIT_FAILED, EXIT_FINISHED, EXIT_HALTED
 from torchbft.node.trainer import Assigned, Ended, TrainerPort
 from torchbft.node.transports.control import ControlChannel
 from torchbft.node.transports.data import DataPlane
-from torchbft.node.transports.endpoint import Contact
 from torchbft.node.transports.endpoint import Endpoint as NetEndpoint
 from torchbft.node.transports.metering import Meter
 from torchbft.primitives import trace
@@ -44,7 +44,7 @@ from torchbft.primitives.effects import Broadcast, Effect, Persist, Received, Se
 from torchbft.primitives.errors import HaltError, TorchbftError
 from torchbft.primitives.evidence import Fault
 from torchbft.primitives.ids import PeerId, Round
-from torchbft.primitives.keys import SigningKey
+from torchbft.primitives.keys import KeyRing, SigningKey
 from torchbft.primitives.runspec import RunSpec
 from torchbft.protocols.peer import BlockDone, Order, SaveApplication, Suspected, peer_of
 from torchbft.protocols.round import interface as rounds
@@ -91,9 +91,10 @@ class Machine(Protocol):
     def deadline(self) -> float | None: ...
 
 
-BuildPeer = Callable[[RunSpec, PeerId, SigningKey, bytes, Mapping[str, Sequence[bytes]]], Machine]
-"""Makes the machine from run, me, voting key, secret and records. Another one than ``peer_of`` is a
-test switch: an adversary around it."""
+Voting = SigningKey | KeyRing
+BuildPeer = Callable[[RunSpec, PeerId, Voting, bytes, Mapping[str, Sequence[bytes]]], Machine]
+"""Makes the machine from run, me, voting keys, secret and records. Another one than ``peer_of`` is
+a test switch: an adversary around it."""
 
 
 class PeerHost:
@@ -175,7 +176,11 @@ class PeerHost:
         records: dict[str, Sequence[bytes]] = dict(self._logs)
         saved = load_value(self._folder / APPLICATION, APPLICATION_HINT)
         records["application"] = [saved] if saved is not None else []
-        self._machine = self._build(self._run, self._me, self._voting, self._secret, records)
+        self._members = Members(
+            self._run, self._me, self._folder, self.feed, self._chronicle.notice
+        )
+        keys = self._members.keys(self._voting)
+        self._machine = self._build(self._run, self._me, keys, self._secret, records)
         self._block_round = self._current_round()
         self._payloads = PayloadStore(self._folder / "payloads")
         self._keeper = ModelKeeper(
@@ -187,11 +192,7 @@ class PeerHost:
         )
 
     async def _open_network(self) -> None:
-        member = self._run.member(self._me)
-        roster = {
-            PeerId(m.name): Contact(m.host, m.port, bytes.fromhex(m.identity))
-            for m in self._run.members
-        }
+        roster = self._members.roster(self._machine.application.state)
         self._network = NetEndpoint(
             self._me, self._identity, roster, run_id=self._run.run_id, meter=self._meter
         )
@@ -208,8 +209,7 @@ class PeerHost:
             on_disk_error=lambda error: self._chronicle.notice(f"{error}; {error.hint}"),
         )
         self._copies = StateCopies(self._keeper, self._payloads)
-        host, port = self._listen or (member.host, member.port)
-        await self._network.listen(host, port)
+        await self._network.listen(*(self._listen or self._members.address))
         self._control.connect_all()
 
     async def _close_network(self) -> None:
@@ -230,6 +230,7 @@ class PeerHost:
             self._limit_payloads()
         self._chronicle.show(force=True, phase="starting", round=0)
         self._carry_out(self._machine.start(self._loop.time()))
+        self._members.look()
         if resumed:
             self._state_is_at()
         self._reschedule()
@@ -492,7 +493,7 @@ class PeerHost:
         return [(r.number, item) for r in known for item in r.opened]
 
     def _offer(self, effect: rounds.OfferPayload) -> None:
-        others = [PeerId(m.name) for m in self._run.members if m.name != self._me]
+        others = [name for name in self._network.roster if name != self._me]
         to = getattr(effect, "to", None) or others
         self._data.push(effect.payload_root, to, (effect.round, self._me))
 
@@ -638,8 +639,9 @@ class PeerHost:
     def _block_done(self, done: BlockDone) -> None:
         now = self._loop.time()
         before = self._before_block()
-        self._chronicle.block(done, before, self._machine.last_commitment(before), now)
         state = self._machine.application.state
+        self._members.follow(state, self._network, self._control, self._data)
+        self._chronicle.block(done, before, self._machine.last_commitment(before), now)
         leader = getattr(self._machine, "leader", "")
         phase = state.phase
         if phase == Phase.FINISHED and not self._finished:
@@ -711,7 +713,9 @@ class PeerHost:
         )
 
     def _look_for_wish(self) -> None:
-        """``torchbft void``: the operator would rather void a round than wait for its root."""
+        """``torchbft vote``; and ``void``: the operator would rather void a round than wait for its
+        root."""
+        self._members.look()
         reason, due = wish.taken(self._folder), self._machine.application.state.unsigned
         if reason is None:
             return
@@ -786,6 +790,7 @@ _HANDLERS: dict[type, Callable[[Any, Any], None]] = {
     rounds.Finished: PeerHost._finish,
     rounds.Accuse: PeerHost._accused,
     rounds.Waiting: PeerHost._waiting,
+    rounds.ChangeTold: lambda host, effect: host._members.told(effect),
     BlockDone: PeerHost._block_done,
     Order: PeerHost._order,
     SaveApplication: PeerHost._save_application,

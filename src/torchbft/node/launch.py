@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torchbft.node.link import Endpoint, endpoints, refusal
+from torchbft.node.members import entry, own_entry
 from torchbft.primitives.errors import ConfigError, HaltError, TorchbftError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey, load_key, save_key
@@ -61,9 +62,10 @@ class Keys:
         for name in names:
             save_key(folder / name, keys[name])
 
-    def check(self, run: RunSpec, name: str) -> None:
-        """Raise ConfigError unless these are the keys that the roster has under this name."""
-        member = run.member(name)
+    def check(self, run: RunSpec, name: str, folder: Path | None = None) -> None:
+        """Raise ConfigError unless these are the keys that the roster has under this name. With the
+        peer's ``folder`` a member that is admitted during the run is known by its own entry."""
+        member = entry(run, folder, name) if folder is not None else run.member(name)
         for what, key, listed in (
             ("identity", self.identity, member.identity),
             ("voting", self.voting, member.voting),
@@ -79,7 +81,7 @@ class Keys:
 def peer_name(run: RunSpec, folder: Path) -> PeerId:
     """Which member a folder's keys belong to. Raises ConfigError if none."""
     identity = load_key(folder / KEY_FILES[0]).public.hex()
-    for member in run.members:
+    for member in (*run.members, *own_entry(folder)):
         if member.identity == identity:
             return PeerId(member.name)
     raise ConfigError(
@@ -127,7 +129,7 @@ def run_node(
     with _told_to(sock):
         run.check_signed()
         mine = keys or Keys.load(folder)
-        mine.check(run, me)
+        mine.check(run, me, folder)
         gc.collect()
         gc.freeze()  # torch's objects live as long as the node: no collection has to walk them
         try:

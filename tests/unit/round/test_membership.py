@@ -385,6 +385,26 @@ def test_a_convicts_power_is_0_from_the_next_epoch(opened: bool) -> None:
     assert [s.name for s in application.state.current.seats] == list(rest)
 
 
+def test_a_convict_of_before_round_0_keeps_its_vote_until_the_epoch_ends() -> None:
+    """Or the engine would go on with a validator that no update ever removed."""
+    world = World(7)
+    application = Application(world.genesis)
+    blocks = [
+        [world.commit("peer-6", 0, tag) for tag in (b"", b"other")],
+        [world.ready(name) for name in world.names[:6]],
+        [world.commit(name, 0) for name in world.names[:6]],
+        [world.open(name, 0) for name in world.names[:6]],
+        [world.attest(name, 0) for name in world.names[:6]],
+    ]
+    for height, txs in enumerate(blocks, start=1):
+        updates = application.finalize_block(Height(height), txs).validator_updates
+        application.commit()
+        if height == 2:
+            seat = application.state.current.seat("peer-6")
+            assert seat.validator
+    assert updates == (ValidatorUpdate(world.keys["peer-6"].public, 0),)
+
+
 def test_a_convicts_closings_and_attestations_still_move_its_last_round_on() -> None:
     world = convicted(World(4).start(), "peer-3")
     others = world.names[:3]
