@@ -12,8 +12,8 @@ import typer
 
 from torchbft.cli.init import own_name
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
+from torchbft.node.entries import entry
 from torchbft.node.launch import Keys
-from torchbft.node.members import entry
 from torchbft.node.storage.lock import FolderLock
 from torchbft.node.transports.ports import check_port, parse_address
 from torchbft.primitives.errors import ConfigError

@@ -16,7 +16,7 @@ import typer
 from torchbft.cli.init import own_keys, write_whole
 from torchbft.cli.output import Json, emit, say
 from torchbft.cli.request import MAX_REQUEST_BYTES, parse_request
-from torchbft.node import members, wish
+from torchbft.node import entries, wish
 from torchbft.node.storage.lock import holder_of
 from torchbft.primitives import wire
 from torchbft.primitives.errors import ConfigError
@@ -75,10 +75,10 @@ def vote(
     folder = run_file.parent / "peers" / me
     change = _change(run, run_file, action, what, me, keys.identity)
     if withdraw:
-        done = members.forget(folder, change)
+        done = entries.forget(folder, change)
         text = "withdrawn" if done else "this member was not for it"
     else:
-        members.wish_for(folder, change)
+        entries.wish_for(folder, change)
         done, text = True, f"for: {described(change)}"
     pid = holder_of(folder)
     if pid is not None:
@@ -106,10 +106,10 @@ def _change(
     if what != me:
         return _rotation(run, Path(what))
     folder, path = run_file.parent / "peers" / me, run_file.parent / f"{me}.key.toml"
-    waiting = [one for one in members.wanted(folder) if isinstance(one, Rotate) and one.name == me]
+    waiting = [one for one in entries.wanted(folder) if isinstance(one, Rotate) and one.name == me]
     if waiting:
         return waiting[0]
-    key = members.make_rotated_key(folder)
+    key = entries.make_rotated_key(folder)
     certificate = identity.sign(VOTING_DOMAIN, voting_body(me, key.public, epoch=0))
     new = NewKey(run=run.name, name=me, voting=key.public.hex(), certificate=certificate.hex())
     write_whole(path, tomli_w.dumps(msgspec.to_builtins(new)))

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torchbft.node.entries import entry, own_entry
 from torchbft.node.link import Endpoint, endpoints, refusal
-from torchbft.node.members import entry, own_entry
 from torchbft.primitives.errors import ConfigError, HaltError, TorchbftError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import SigningKey, load_key, save_key

@@ -119,9 +119,7 @@ def checks_of(run: RunSpec) -> EvidenceChecks:
 
 def genesis_config(run: RunSpec) -> GenesisConfig:
     """What the application of a run starts from, under either engine."""
-    from torchbft.tensors.recipe import needs_of  # here: it brings torch
-
-    return GenesisConfig.from_run(run, needs_of(run.aggregation.rule))
+    return GenesisConfig.from_run(run)
 
 
 def application_of(run: RunSpec) -> Application:

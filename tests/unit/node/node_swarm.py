@@ -28,6 +28,7 @@ from torchbft.primitives.runspec import (
     Aggregation,
     Data,
     Ledger,
+    Member,
     RunSpec,
     Task,
     Timing,
@@ -153,6 +154,8 @@ class LocalSwarm:
         for name in names:
             self.run = self.run.signed(name, self.keys[name].identity)
         self.names = names
+        self.entries: dict[PeerId, Member] = {}
+        """Of members that are admitted during the run."""
         self.hosts: dict[PeerId, PeerHost] = {}
         self.trainees: dict[PeerId, Trainee] = {}
         self.tasks: dict[PeerId, asyncio.Task[int]] = {}
@@ -167,7 +170,8 @@ class LocalSwarm:
     ) -> PeerHost:
         """Start a peer with a trainer of its own, or start it again."""
         ours, theirs = endpoints()
-        keys, member = self.keys[name], self.run.member(name)
+        keys = self.keys[name]
+        member = self.entries.get(name) or self.run.member(name)
         host = PeerHost(
             msgspec.structs.replace(self.run, **changes),
             name,

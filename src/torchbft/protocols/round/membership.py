@@ -52,10 +52,21 @@ def bounds(genesis: GenesisConfig, contributors: int) -> Bounds:
     most = FaultModel(n).f
     f = most if genesis.f == FaultModel(first).f else min(genesis.f, most)
     m_min = n - f if genesis.m_min == first - genesis.f else min(genesis.m_min, n - f)
-    need = genesis.needs[f] if f < len(genesis.needs) else 0
+    need = _need(genesis, n, f)
     if need > n - f:
         return Bounds(f, m_min, f"the rule needs {need} contributions for f={f}, not {n - f}")
     return Bounds(f, max(m_min, need))
+
+
+def _need(genesis: GenesisConfig, n: int, f: int) -> int:
+    """Fewest contributions with which the rule withstands f. The first size of a run was checked at
+    its start: only others bring the rules, and torch with them."""
+    if not genesis.rule or n == sum(member.contributor for member in genesis.members):
+        return 0
+    from torchbft.tensors.recipe import needs_of
+
+    needs = needs_of(genesis.rule)
+    return needs[f] if f < len(needs) else 0
 
 
 def bounds_met(genesis: GenesisConfig, contributors: int) -> Bounds:
@@ -64,7 +75,7 @@ def bounds_met(genesis: GenesisConfig, contributors: int) -> Bounds:
     found = bounds(genesis, contributors)
     n = max(contributors, 1)
     for f in range(found.f, -1, -1) if found.unmet else ():
-        if f >= len(genesis.needs) or genesis.needs[f] <= n - f:
+        if _need(genesis, n, f) <= n - f:
             return Bounds(f, n - f)
     return Bounds(0, n) if found.unmet else found
 

@@ -224,12 +224,12 @@ class GenesisConfig(Wire, frozen=True):
     samples_per_slice: Count
     rounds: Count
     assigned: bool
-    needs: tuple[Count, ...] = ()
-    """Fewest contributions with which the rule withstands f = 0, 1, …; empty: any do."""
+    rule: str = ""
+    """The aggregation rule, whose need a change of the membership must leave met; empty: none."""
 
     @classmethod
-    def from_run(cls, run: RunSpec, needs: tuple[int, ...] = ()) -> GenesisConfig:
-        """The genesis of a checked run file; ``needs``: of its aggregation rule."""
+    def from_run(cls, run: RunSpec) -> GenesisConfig:
+        """The genesis of a checked run file."""
         training = run.training
         return cls(
             run_id=run.run_id,
@@ -253,7 +253,7 @@ class GenesisConfig(Wire, frozen=True):
             samples_per_slice=training.inner_steps * training.accumulate * training.batch_size,
             rounds=training.rounds,
             assigned=run.data.mode == "assigned",
-            needs=needs,
+            rule=run.aggregation.rule,
         )
 
     def fault(self) -> str | None:
