@@ -52,6 +52,7 @@ def test_a_node_votes_to_void_the_round_whose_root_is_due_and_no_other(tmp_path:
         await swarm.until(lambda: swarm.phase(A) != "")
         wish.ask_to_void(tmp_path / A, os.getpid(), "too early")
         await swarm.until(lambda: not wish.is_waiting(tmp_path / A))
+        await swarm.until(lambda: host._machine._round._applied is not None)  # nothing is under way
         due = SimpleNamespace(unsigned=SimpleNamespace(number=4))
         honest = host._machine
         host._machine = SimpleNamespace(application=SimpleNamespace(state=due))  # type: ignore[assignment]
