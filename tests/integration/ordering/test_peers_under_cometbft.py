@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "node"))
 from comet_swarm import needs_cometbft
 from node_swarm import LocalSwarm, run_swarm
 
+from torchbft.node import driver
 from torchbft.node.ordering.cometbft import CometEngine
 from torchbft.primitives import trace
 from torchbft.primitives.ids import PeerId
@@ -42,6 +43,7 @@ def under_cometbft(
     swarm = LocalSwarm(folder, rounds=rounds, ledger=ledger, limit=SECONDS)
 
     async def told(swarm: LocalSwarm) -> None:
+        driver.LINGER_SECONDS = SECONDS  # who finished serves those that were away, to the end
         for name in swarm.names:
             swarm.up(name)
         await story(swarm)

@@ -58,6 +58,7 @@ def under_an_engine(
     swarm = LocalSwarm(folder, rounds=rounds, ledger=ledger)
 
     async def told(swarm: LocalSwarm) -> None:
+        driver.LINGER_SECONDS = swarm.limit  # who finished serves those that were away, to the end
         outside = Outside(swarm)
         try:
             await story(outside)
