@@ -81,6 +81,8 @@ class CometChain:
     blocks: dict[int, ChainRecord] = field(default_factory=dict)
     places: dict[int, str] = field(default_factory=dict)
     convicted: set[str] = field(default_factory=set)
+    rivals: dict[int, list[tuple[ChainRecord, str]]] = field(default_factory=dict)
+    """Other blocks of a height, and where: anybody can sign one with validators of its own."""
     _application: Application | None = None
     _expected: Expected | None = None
     _genesis: Genesis | None = None
@@ -133,6 +135,7 @@ class CometChain:
         self.places.setdefault(height, place)
         if header_hash(known.header) == header_hash(record.header):
             return
+        self.rivals.setdefault(height, []).append((record, place))
         guilty = sorted({one.accused for one in convict(known, record, self.names(known))})
         self.convicted.update(guilty)
         self.findings.problem(
@@ -147,9 +150,18 @@ class CometChain:
         self._expected = expected_at_start(self._genesis)
 
     def fault(self, height: int) -> str | None:
+        first = (self.blocks[height], self.places[height])
+        wrong = self._fault(first[0], height)
+        for record, place in self.rivals.get(height, ()) if wrong else ():
+            if self._fault(record, height) is None:
+                self.findings.problem(first[1], f"block {height} {wrong}")
+                self.blocks[height], self.places[height] = record, place
+                return None
+        return wrong
+
+    def _fault(self, record: ChainRecord, height: int) -> str | None:
         assert self._genesis is not None, "begin comes first"
         assert self._expected is not None, "begin comes first"
-        record = self.blocks[height]
         if height == 1:
             wrong = first_fault(record, self._genesis)
         else:

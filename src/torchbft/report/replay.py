@@ -29,6 +29,7 @@ from torchbft.protocols.ledger.messages import (
     block_digest,
     decode_finalized,
 )
+from torchbft.protocols.ledger.state import GENESIS_DIGEST
 from torchbft.protocols.peer import application_of, checks_of
 from torchbft.protocols.round.admissible import check_equivocation
 from torchbft.protocols.round.application import Application
@@ -87,6 +88,8 @@ class Chain:
     conflicts: list[tuple[FinalizedBlock, FinalizedBlock, str]] = field(default_factory=list)
     convicted: set[str] = field(default_factory=set)
     app_hash: bytes = b""
+    _by: dict[int, bytes] = field(default_factory=dict)
+    """Digest of the set by which a block's certificate was checked: the newest known then."""
 
     def add(self, records: Sequence[LogRecord]) -> None:
         before: FinalizedBlock | None = None
@@ -121,6 +124,7 @@ class Chain:
         known = self.blocks.setdefault(height, finalized)
         self.places.setdefault(height, place)
         if known is finalized:
+            self._by[height] = self.sets.at(height).digest
             self.sets.follow(finalized.block)
         elif block_digest(known.block) != block_digest(finalized.block):
             self.conflicts.append((known, finalized, place))
@@ -143,8 +147,16 @@ class Chain:
         self.app_hash = application.info().last_app_hash
 
     def fault(self, height: int) -> str | None:
-        true = self.blocks[height].block.app_hash == self.app_hash
-        return None if true else "carries a false application hash"
+        finalized, before = self.blocks[height], self.blocks.get(height - 1)
+        previous = block_digest(before.block) if before else GENESIS_DIGEST
+        if finalized.block.previous != previous:
+            return "does not follow the one before"
+        if finalized.block.app_hash != self.app_hash:
+            return "carries a false application hash"
+        validators = self.sets.at(height)
+        if validators.digest == self._by[height]:
+            return None
+        return verify_finalized(finalized, validators, self.run_id)
 
     def txs(self, height: int) -> Sequence[bytes]:
         return self.blocks[height].block.txs
@@ -154,6 +166,7 @@ class Chain:
 
     def applied(self, height: int, result: FinalizeResult) -> None:
         self.app_hash = result.app_hash
+        self.sets.follow(self.blocks[height].block)
 
 
 @dataclass(slots=True)

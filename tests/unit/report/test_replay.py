@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -15,7 +16,12 @@ from torchbft.primitives.ids import Height, PeerId, View
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import RunSpec, Task, load_run
 from torchbft.primitives.wire import encode
-from torchbft.protocols.ledger.certificates import make_certificate, make_timeout_certificate
+from torchbft.protocols.ledger.certificates import (
+    Validator,
+    ValidatorSet,
+    make_certificate,
+    make_timeout_certificate,
+)
 from torchbft.protocols.ledger.messages import (
     NO_DIGEST,
     Certificate,
@@ -338,6 +344,32 @@ def test_a_shorter_log_is_a_shorter_run(
     replay = replay_of(run, proven, chain_of(run, blocks[:6]))
     assert replay.findings.problems == []
     assert 0 < len(replay.rounds) < 3
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_certified_block_that_follows_none_of_another_log_is_found(
+    run: RunSpec, proven: Path, blocks: list[FinalizedBlock], cut: int
+) -> None:
+    chain = chain_of(run, blocks[:cut])
+    chain.add(records_of([certified(run, blocks[cut], previous=b"\1" * 32)], "other"))
+    replay_of(run, proven, chain)
+    assert told(chain.findings) == f"other 0: block {cut + 1} does not follow the one before"
+
+
+def test_keys_of_an_epoch_that_is_over_certify_nothing_whichever_log_comes_first(
+    run: RunSpec, proven: Path, blocks: list[FinalizedBlock]
+) -> None:
+    """A log without its beginning is checked by the sets that are known, then by the true ones."""
+    chain = Chain(run.run_id, Sets(run), Findings())
+    chain.add(records_of(blocks[3:], "other"))
+    chain.add(records_of(blocks[:3]))
+    fresh = {name: SigningKey.derive(bytes(32), name) for name in NAMES}
+    rotated = ValidatorSet(Validator(name, key.public) for name, key in fresh.items())
+    chain.sets = SimpleNamespace(  # type: ignore[assignment]
+        at=lambda height: rotated if height > 3 else validators_of(run), follow=lambda block: None
+    )
+    replay_of(run, proven, chain)
+    assert "other 0: block 4 the signature of peer-a is false" in told(chain.findings)
 
 
 def test_a_false_application_hash_is_found(

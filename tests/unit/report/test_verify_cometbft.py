@@ -292,6 +292,24 @@ def test_the_genesis_is_the_run_files(ordered_run: Ordered, change: str) -> None
     assert any("block 1" in p.what and "genesis" in p.what for p in findings.problems)
 
 
+def test_a_chain_of_a_strangers_own_validators_takes_no_height_from_the_true_one(
+    ordered_run: Ordered,
+) -> None:
+    """Anybody can make one, under the run's own name, and its log may come first."""
+    run = ordered_run[0]
+    application = application_of(run.spec)
+    genesis = genesis_of(run.spec, application.info().last_app_hash)
+    strangers = [SigningKey.derive(bytes(32), f"stranger {i}") for i in range(4)]
+    own = tuple(Validator(key.public, 10) for key in strangers)
+    forger = ChainMaker(dataclasses.replace(genesis, validators=own), strangers)
+    forger.drive(application, [(), *blocks_of(run)[:3]])
+    findings, replay = verified(run, forger, run.chain())
+    assert len(replay.rounds) == 3
+    first = next(p for p in findings.problems if p.where == "log 0, record 0")
+    assert first.what == "block 1 its validators are not the genesis file's"
+    assert replay.convicted == verified(run, run.chain())[1].convicted
+
+
 def test_the_genesis_is_the_one_that_the_engine_is_given(ordered_run: Ordered) -> None:
     spec: RunSpec = ordered_run[0].spec
     file, mine = genesis_document(spec), genesis_of(spec, b"")
