@@ -339,6 +339,8 @@ MUTANTS = {
     ),
     "late items are in time": ("_late", lambda state, target, parsed: False),
     "nobody is convicted": ("_convict", lambda state: (state, [])),
+    "no change passes": ("_pass_changes", lambda state: (state, [])),
+    "no epoch ends": ("_with_changes", lambda state: (state, [])),
     "votes do not void": ("_take_void_vote", lambda state, target: state),
 }
 

@@ -433,6 +433,21 @@ def test_nobody_waits_for_a_convict_and_closings_that_list_it_count() -> None:
     assert world.state.phase == Phase.ATTEST
 
 
+def test_a_closing_that_lists_a_convict_counts_without_its_item() -> None:
+    """Its item may not get to the ledger any more; an honest validator that held it is no liar."""
+    world = World(7).start()
+    double = Evidence(Fault.DOUBLE_VOTE, "peer-6", 0, (b"a", b"b"))
+    tx = world.sign(m.EvidenceTx(*world.head("peer-0", 0), double))
+    checks = {Fault.DOUBLE_VOTE: lambda evidence, public: True}
+    world.state = apply_block(world.state, [tx], checks).state
+    here = world.names[:5]  # peer-5 is absent
+    world.block(
+        *(world.commit(name, 0) for name in here),
+        *(world.closing(name, 0, "commit", (*here, "peer-6")) for name in here),
+    )
+    assert world.state.phase == Phase.OPEN
+
+
 def test_if_all_validators_are_convicted_the_engine_keeps_them() -> None:
     world = convicted(World(4).start(), *World(4).names)
     seats = seats_of(world.state.members)
