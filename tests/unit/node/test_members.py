@@ -16,9 +16,10 @@ from torchbft.node.launch import Keys, peer_name
 from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.keys import KeyRing
-from torchbft.primitives.runspec import VOTING_DOMAIN, Member, new_member, voting_body
+from torchbft.primitives.runspec import VOTING_DOMAIN, Member, dump_run, new_member, voting_body
 from torchbft.protocols.round.changes import Admit, Change, Remove, Rotate
 from torchbft.protocols.round.state import GenesisConfig, changed, genesis_state
+from torchbft.report.verify import verify
 
 A, B, C, D, E = (PeerId(f"peer-{letter}") for letter in "abcde")
 
@@ -70,7 +71,10 @@ def seats(swarm: LocalSwarm, name: PeerId = A) -> list[str]:
 
 
 def test_c15_over_real_connections(tmp_path: Path) -> None:
-    """A key is rotated and a fifth member comes; the others only vote, and their files stay."""
+    """A key is rotated and a fifth member comes; the others only vote, and their files stay. The
+    logs prove the run offline, from the first run file."""
+    peers = tmp_path / "peers"
+    peers.mkdir()
 
     async def story(swarm: LocalSwarm) -> None:
         for name in (A, B, C, D):
@@ -91,10 +95,15 @@ def test_c15_over_real_connections(tmp_path: Path) -> None:
         last = max(number for number, ended in swarm.rounds(A).items() if ended.root)
         assert E in {author.author for author in state_of(swarm, A).round_of(last).accepted}
         for name in (A, B, C, D):
-            assert entries.wanted(tmp_path / name) == (), "put away once they are in force"
+            assert entries.wanted(peers / name) == (), "put away once they are in force"
         assert state_of(swarm, A).member(B).voting != swarm.keys[B].voting.public
 
-    run_swarm(LocalSwarm(tmp_path, rounds=40), story)
+    swarm = LocalSwarm(peers, rounds=24)
+    run_swarm(swarm, story)
+    (tmp_path / "run.toml").write_text(dump_run(swarm.run))
+    verdict = verify(tmp_path)
+    assert verdict.problems == ()
+    assert verdict.checked["signed roots"] == 24
 
 
 def test_who_is_voted_out_is_let_go_of(tmp_path: Path) -> None:
