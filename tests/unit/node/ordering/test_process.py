@@ -293,8 +293,8 @@ from torchbft.node.ordering.process import EngineProcess
 
 async def main():
     async def prepare():
-        return [sys.executable, "-c", "import signal; signal.pause()"]
-    process = EngineProcess(prepare, Path(sys.argv[1]), print)
+        return [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
+    process = EngineProcess(prepare, Path(sys.argv[1]), lambda line: print(line, flush=True))
     await process.start()
     print(process.pid, flush=True)
     await asyncio.Event().wait()
@@ -310,6 +310,7 @@ def test_it_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
+        assert b"up" in parent.stdout.readline(), "before that the leash sees by itself"
         descriptor = os.pidfd_open(pid)
         try:
             assert alive(pid)
