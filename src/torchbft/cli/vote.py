@@ -19,7 +19,7 @@ from torchbft.cli.request import MAX_REQUEST_BYTES, parse_request
 from torchbft.node import entries, wish
 from torchbft.node.storage.lock import holder_of
 from torchbft.primitives import wire
-from torchbft.primitives.errors import ConfigError
+from torchbft.primitives.errors import ConfigError, DecodeError
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import (
     VOTING_DOMAIN,
@@ -73,6 +73,13 @@ def vote(
     """
     run, (me, keys) = load_run(run_file), own_keys(run_file, name)
     folder = run_file.parent / "peers" / me
+    if run.ledger.kind == "cometbft" and action is not Action.REMOVE and not withdraw:
+        raise ConfigError(
+            "under CometBFT members can only be removed: its engines go on with the run file's keys"
+            " and addresses, so a newcomer would have votes that it cannot give",
+            where=str(run_file),
+            hint="begin a new run with the other members or keys, from this one's model",
+        )
     change = _change(run, run_file, action, what, me, keys.identity)
     if withdraw:
         done = entries.forget(folder, change)
@@ -128,7 +135,7 @@ def _admission(run: RunSpec, path: Path) -> Admit:
     request = parse_request(_text(path), str(path))
     request.check(run, str(path))
     member = request.member
-    return Admit(
+    change = Admit(
         member.name,
         bytes.fromhex(member.identity),
         bytes.fromhex(member.voting),
@@ -139,6 +146,12 @@ def _admission(run: RunSpec, path: Path) -> Admit:
         member.contributor,
         member.validator,
     )
+    try:
+        return wire.decode(wire.encode(change), Admit)
+    except DecodeError as error:
+        raise ConfigError(
+            f"is no request that can be voted for: {error}", where=str(path)
+        ) from None
 
 
 def _rotation(run: RunSpec, path: Path) -> Rotate:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from torchbft.cli import vote as module
 from torchbft.node import entries as kept
@@ -26,13 +27,13 @@ def folder(run_file: Path, name: str) -> Path:
     return run_file.parent / "peers" / name
 
 
-def newcomer(torchbft: Callable, run_file: Path, tmp_path: Path) -> Path:
+def newcomer(torchbft: Callable, run_file: Path, tmp_path: Path, host: str = "127.0.0.1") -> Path:
     """The request of one who is not in the run file."""
     place = tmp_path / "new"
     place.mkdir()
     mine = place / "run.toml"
     mine.write_text(run_file.read_text())
-    assert torchbft("init", mine, "--name", "clinic-e", "--port", 7799).code == 0
+    assert torchbft("init", mine, "--name", "clinic-e", "--port", 7799, "--host", host).code == 0
     assert torchbft("request", mine, "--name", "clinic-e").code == 0
     return place / "clinic-e.request.toml"
 
@@ -72,6 +73,31 @@ def test_a_request_for_another_run_or_a_changed_one_is_refused(
     assert "too large" in torchbft("vote", run_files[0], "admit", request).err
     assert torchbft("vote", run_files[0], "admit", tmp_path / "nothing").code == 2
     assert kept.wanted(folder(run_files[0], "lab-0")) == ()
+
+
+@pytest.mark.parametrize("host", ["a\x1b[2J", "a b", "a\nb", "x" * 254])
+def test_a_request_that_no_ledger_takes_or_that_paints_the_screen_is_refused(
+    torchbft: Callable, run_files: list[Path], tmp_path: Path, host: str
+) -> None:
+    request = newcomer(torchbft, run_files[0], tmp_path, host)
+    ran = torchbft("vote", run_files[0], "admit", request)
+    assert ran.code == 2
+    assert "is no request that can be voted for" in ran.err
+    assert host not in ran.err
+    assert kept.wanted(folder(run_files[0], "lab-0")) == ()
+
+
+def test_under_cometbft_members_can_only_be_removed(
+    torchbft: Callable, run_files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = load_run(run_files[0])
+    outside = replace(run, ledger=replace(run.ledger, kind="cometbft"))
+    monkeypatch.setattr(module, "load_run", lambda path: outside)
+    for action, what in (("admit", "no.toml"), ("rotate", "lab-0")):
+        ran = torchbft("vote", run_files[0], action, what)
+        assert ran.code == 2
+        assert "can only be removed" in ran.err
+    assert torchbft("vote", run_files[0], "remove", "lab-2").code == 0
 
 
 def test_a_member_is_voted_out_by_name(torchbft: Callable, run_files: list[Path]) -> None:

@@ -14,7 +14,7 @@ from torchbft.primitives.wire import encode
 from torchbft.protocols.round import events as ev
 from torchbft.protocols.round import messages as m
 from torchbft.protocols.round.admissible import MAX_CHANGES, admissible
-from torchbft.protocols.round.application import Application, proposal_complete
+from torchbft.protocols.round.application import Application, Saved, proposal_complete
 from torchbft.protocols.round.changes import Admit, Remove, described
 from torchbft.protocols.round.membership import bounds, bounds_met, in_force, validator_updates
 from torchbft.protocols.round.messages import MEMBER_SLOT, parse
@@ -89,6 +89,14 @@ def test_a_validator_votes_for_a_bounded_number_of_changes_in_a_round() -> None:
     results = world.block(*(world.vote("peer-0", change) for change in changes)).results
     assert [r.code for r in results] == [0] * MAX_CHANGES + [1]
     assert results[-1].log == f"more than {MAX_CHANGES} changes voted for"
+
+
+@pytest.mark.parametrize("host", ["a\x1b[2J", "a\nall is well", "a b", "ä"])
+def test_a_host_that_could_paint_a_screen_is_no_statement(host: str) -> None:
+    world = World(4).start()
+    for good in ("lab.example", "192.0.2.1", "fe80::1%eth0", ""):
+        assert refused(world, world.admit("peer-8", host=good)) is None
+    assert "matching regex" in str(refused(world, world.admit("peer-8", host=host)))
 
 
 def test_a_vote_is_one_statement_whatever_its_signature() -> None:
@@ -354,6 +362,19 @@ def test_a_conviction_is_not_refused_and_lowers_f_until_the_rule_can_do_it() -> 
 
 
 # --- convictions ----------------------------------------------------------------------------------
+
+
+def test_whose_a_key_was_is_known_after_a_restart_as_well() -> None:
+    """Evidence of a key that was given up since still has to find its member."""
+    world = World(4).start()
+    for number, change in enumerate((world.rotate("peer-1", "/2"), world.rotate("peer-1", "/3"))):
+        world.pass_change(change)
+        world.play_round(number)
+        world.get_ready()
+    application = Application(world.genesis)
+    application.resume(encode(Saved(9, bytes(32), encode(world.state))))
+    for tag in ("", "/2", "/3"):
+        assert application.names[world.has_key("peer-1", tag).public] == "peer-1"
 
 
 @pytest.mark.parametrize("opened", [True, False], ids=["in-round-0", "before-it-opens"])

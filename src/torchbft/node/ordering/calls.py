@@ -140,7 +140,7 @@ class Calls:
         if not same_genesis(asked, self._genesis):
             raise MisuseError(
                 "the engine was started with another genesis than the run file's",
-                hint="move the engine's folder away and start again",
+                hint="put back this run's engine folder: it knows what this peer's key signed",
                 where="init_chain",
             )
         app_hash = self._application.init_chain(genesis_of(asked.app_state_bytes))

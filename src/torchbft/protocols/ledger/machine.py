@@ -646,7 +646,7 @@ class LedgerMachine:
                 raise HaltError(
                     f"block {finalized.block.height} {wrong}",
                     where="blocks",
-                    hint="delete this peer's folder, except its key, and join again",
+                    hint="have the members rotate this peer's key, and join again with that one",
                 )
             self._signer.check(self._validators)
             self._advance(finalized, data)

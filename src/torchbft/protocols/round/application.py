@@ -115,12 +115,12 @@ class Application:
         self._waiting: Counter[_Place] = Counter()
         self._verdicts: dict[bytes, str | None] = {}
         self.names: dict[bytes, PeerId] = {}
-        """Whose each validator's key is, those of a coming epoch included."""
+        """Whose each validator's key is or was, those of a coming epoch included."""
         self._learn_names(self.state)
 
     def _learn_names(self, state: LedgerState) -> None:
-        seats = state.current.validators
-        self.names.update({seat.voting: PeerId(seat.name) for seat in seats})
+        keys = (*state.retired, *state.current.validators)
+        self.names.update({key.voting: PeerId(key.name) for key in keys})
 
     def info(self) -> Info:
         return Info(self._height, self._hash)

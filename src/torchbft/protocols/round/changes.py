@@ -13,7 +13,8 @@ from torchbft.primitives.wire import Bytes32, Bytes64, Name, Wire
 MAX_HOST_CHARACTERS = 253
 """Of a host name (RFC 1035)."""
 
-Host = Annotated[str, msgspec.Meta(max_length=MAX_HOST_CHARACTERS)]
+Host = Annotated[str, msgspec.Meta(max_length=MAX_HOST_CHARACTERS, pattern=r"^[A-Za-z0-9._:%-]*\Z")]
+"""A name, or an address of IPv4 or IPv6: it is shown to people, so nothing else gets through."""
 Port = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
 Power = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
 """As in the run file: 64 members' sum fits what any engine counts."""
