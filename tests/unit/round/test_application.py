@@ -7,11 +7,18 @@ from round_world import World
 
 from torchbft.primitives.abci import Snapshot
 from torchbft.primitives.errors import DecodeError, MisuseError, PreconditionError
+from torchbft.primitives.evidence import Evidence, Fault
 from torchbft.primitives.wire import encode
 from torchbft.protocols.round import events as ev
+from torchbft.protocols.round import messages as m
 from torchbft.protocols.round import state as states
-from torchbft.protocols.round.admissible import admissible
-from torchbft.protocols.round.application import SNAPSHOTS_KEPT, TX_FRAME_BYTES, Application
+from torchbft.protocols.round.admissible import UNCONVINCING, admissible
+from torchbft.protocols.round.application import (
+    MAX_UNCONVINCING,
+    SNAPSHOTS_KEPT,
+    TX_FRAME_BYTES,
+    Application,
+)
 from torchbft.protocols.round.reader import CODE_REFUSED, record
 from torchbft.protocols.round.state import decode_state
 
@@ -168,6 +175,39 @@ def test_round_17_a_flood_of_valid_statements_takes_nobody_elses_place() -> None
     world.block(*chosen)
     assert world.application.pending() == []
     assert world.application.check_tx(world.attest("peer-3", 0)).code == 0, "the count begins anew"
+
+
+def test_round_17_false_evidence_of_one_author_is_looked_at_a_few_times_between_blocks() -> None:
+    """A look takes thirty times as long as at any other statement, and liars can sign for ever."""
+    looks: list[Evidence] = []
+
+    def check(evidence: Evidence, public: bytes) -> bool:
+        looks.append(evidence)
+        return evidence.statements == (b"true",)
+
+    world = Driven(4)
+    world.application = application = Application(world.genesis, {Fault.DOUBLE_VOTE: check})
+    world.start()
+
+    def shown(author: str, statement: bytes, signer: str = "") -> str | None:
+        evidence = Evidence(Fault.DOUBLE_VOTE, "peer-1", 0, (statement,))
+        tx = m.EvidenceTx(*world.head(author, 0), evidence)
+        return application.unwelcome(world.sign(tx, signer or author))
+
+    assert {shown("peer-0", b"%d" % i, "peer-3") for i in range(9)} == {"not signed by peer-0"}
+    said = [shown("peer-3", b"%d" % i) for i in range(50)]
+    assert said[:MAX_UNCONVINCING] == [UNCONVINCING] * MAX_UNCONVINCING
+    assert set(said[MAX_UNCONVINCING:]) == {"peer-3 has shown too much false evidence"}
+    assert len(looks) == MAX_UNCONVINCING
+    assert shown("peer-0", b"true") is None, "nobody else is concerned"
+    assert application.unwelcome(world.commit("peer-3", 0)) is None
+    true = m.EvidenceTx(
+        *world.head("peer-3", 0), Evidence(Fault.DOUBLE_VOTE, "peer-1", 0, (b"true",))
+    )
+    assert application.check_tx(world.sign(true)).code == CODE_REFUSED
+    assert application.process_proposal(2, [world.sign(true)]), "others did not see the flood"
+    world.block(world.commit("peer-0", 0))
+    assert shown("peer-3", b"true") is None, "the count begins anew"
 
 
 def test_round_17_an_author_may_fill_no_more_than_its_share_of_what_waits(

@@ -49,6 +49,9 @@ from torchbft.protocols.round.state import (
 MAX_CHANGES = 8
 """Changes of the membership that one validator may vote for in a round; more take more rounds."""
 
+UNCONVINCING = "evidence that does not convince"
+"""What only a liar signs: who accuses has checked it."""
+
 EvidenceCheck = Callable[[Evidence, bytes], bool]
 """Whether evidence convicts the holder of a public voting key."""
 
@@ -278,7 +281,7 @@ def unconvincing(evidence: Evidence, state: LedgerState, checks: EvidenceChecks)
         if evidence.fault != Fault.EQUIVOCATION or _held(evidence.round, first, last)
     ]
     convinces = any(check(evidence, public) for public in keys)
-    return None if convinces else "evidence that does not convince"
+    return None if convinces else UNCONVINCING
 
 
 def _held(number: int, first: int, last: int | None) -> bool:

@@ -28,13 +28,14 @@ from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.wire import Bytes32, Count, Wire, decode, encode
 from torchbft.protocols.round.admissible import (
     OWN_CHECKS,
+    UNCONVINCING,
     EvidenceChecks,
     admissible,
     crowded,
     unconvincing,
 )
 from torchbft.protocols.round.membership import validator_updates
-from torchbft.protocols.round.messages import parse
+from torchbft.protocols.round.messages import EvidenceTx, parse
 from torchbft.protocols.round.reader import CODE_REFUSED, Applied, apply_block, record
 from torchbft.protocols.round.state import (
     MAX_STATE_BYTES,
@@ -66,6 +67,10 @@ MAX_SAVED_BYTES = MAX_STATE_BYTES + 1024
 MAX_SEEN_OF_AUTHOR = 64
 """Transactions of one author that may wait for a block: 3 rounds × 8 slots × 2, and some evidence.
 An engine outside does not tell from whom a transaction comes, but every one is signed."""
+
+MAX_UNCONVINCING = 4
+"""False evidence of one author that is looked at between two blocks. By ZIP-215 a false signature
+takes 3 ms, thirty times as long as any other statement: one liar could keep a core busy."""
 
 MAX_SEEN = 4096
 """Transactions remembered for proposals: those of 64 members."""
@@ -114,13 +119,14 @@ class Application:
         self._seen: dict[bytes, None] = {}
         self._waiting: Counter[_Place] = Counter()
         self._verdicts: dict[bytes, str | None] = {}
+        self._misled: Counter[str] = Counter()
         self.names: dict[bytes, PeerId] = {}
         """Whose each validator's key is or was, those of a coming epoch included."""
         self._learn_names(self.state)
 
     def _learn_names(self, state: LedgerState) -> None:
-        keys = (*state.retired, *state.current.validators)
-        self.names.update({key.voting: PeerId(key.name) for key in keys})
+        self.names.update({key.voting: PeerId(key.name) for key in state.retired})
+        self.names.update({seat.voting: PeerId(seat.name) for seat in state.current.validators})
 
     def info(self) -> Info:
         return Info(self._height, self._hash)
@@ -139,6 +145,17 @@ class Application:
             self._verdicts[tx] = admissible(tx, self.state, self._checks)
         return self._verdicts[tx]
 
+    def unwelcome(self, tx: bytes) -> str | None:
+        """Why not to look at a transaction that somebody sent, or what is wrong with it. Of blocks
+        this is never asked: they are judged by what all know alike."""
+        accuser = _accuser(tx) if tx not in self._verdicts else ""
+        if self._misled[accuser] >= MAX_UNCONVINCING:
+            return f"{accuser} has shown too much false evidence"
+        reason = self.refusal(tx)
+        if accuser and reason == UNCONVINCING:
+            self._misled[accuser] += 1
+        return reason
+
     def doubts(self, evidence: Evidence) -> str | None:
         """Why evidence would convict nobody, or nobody anew."""
         return unconvincing(evidence, self.state, self._checks)
@@ -146,7 +163,7 @@ class Application:
     def check_tx(self, tx: bytes) -> TxResult:
         """Whether to keep a transaction for a block: admissible, and not one more where two of the
         slot, or many of the author, wait already (17). Remembered for the next proposal (19)."""
-        reason = self.refusal(tx) or self._crowd(tx)
+        reason = self.unwelcome(tx) or self._crowd(tx)
         if reason is not None:
             return TxResult(CODE_REFUSED, reason)
         self._remember(tx)
@@ -225,6 +242,7 @@ class Application:
             for old in sorted(self._snapshots)[:-SNAPSHOTS_KEPT]:
                 del self._snapshots[old]
         self._verdicts.clear()
+        self._misled.clear()
         waited, self._seen = self._seen, {}
         self._waiting.clear()
         for tx in waited:
@@ -315,6 +333,15 @@ def _places(tx: bytes) -> tuple[_Place, _Place]:
     parsed = parse(tx)
     statement = parsed.statement
     return (statement.author, -1, ""), (statement.author, statement.round, parsed.slot)
+
+
+def _accuser(tx: bytes) -> str:
+    """Who says to have signed evidence; nobody for any other transaction."""
+    try:
+        statement = parse(tx).statement
+    except DecodeError:
+        return ""
+    return statement.author if isinstance(statement, EvidenceTx) else ""
 
 
 def _digest(data: bytes) -> bytes:

@@ -227,7 +227,7 @@ class RoundMachine:
     def _hear(self, tx: bytes, now: float) -> bool:
         """Hold an item of another author. Whether anything may be due that was not: only with the
         first of its kind, since blocks, not items, move a round on."""
-        if self._application.refusal(tx) is not None:
+        if self._application.unwelcome(tx) is not None:
             return False
         parsed = m.parse(tx)
         number, kind = parsed.statement.round, parsed.slot
