@@ -73,7 +73,7 @@ class Keys:
             if key.public.hex() != listed:
                 raise ConfigError(
                     f"the {what} key of {name!r} is not the one in the roster",
-                    where=f"run file {run.name!r}",
+                    where=str(folder) if folder is not None else f"run file {run.name!r}",
                     hint="use the folder with the keys that were admitted, or ask to be admitted",
                 )
 

@@ -19,7 +19,7 @@ from torchbft.node.ordering.cometbft import CometEngine
 from torchbft.node.ordering.genesis import validator_address
 from torchbft.node.ordering.rpc import RpcError
 from torchbft.primitives.errors import ConfigError
-from torchbft.primitives.ids import PeerId
+from torchbft.primitives.ids import Height, PeerId
 from torchbft.primitives.keys import SigningKey
 from torchbft.primitives.runspec import Data, Ledger, RunSpec, new_member
 from torchbft.protocols.chain.hashes import sign_bytes
@@ -128,8 +128,18 @@ class Swarm:
         before = await self.height(at)
         answer = await self.engines[at].rpc.submit(tx)
         assert answer.code == 0, answer
-        await until(lambda: self._grown(at, before), "no block")
-        return before + 1
+        held: list[int] = []
+        await until(lambda: self._held(at, before, tx, held), "no block")
+        return held[0]
+
+    async def _held(self, name: PeerId, after: int, tx: bytes, held: list[int]) -> bool:
+        """Note the height of the block with a transaction; empty ones may stand before it."""
+        wanted, rpc = base64.b64encode(tx).decode(), self.engines[name].rpc
+        for height in range(after + 1, await rpc.height() + 1):
+            block = await rpc.block(Height(height))
+            if wanted in (block["block"]["data"]["txs"] or ()):
+                held.append(height)
+        return bool(held)
 
     async def _grown(self, name: PeerId, before: int) -> bool:
         return await self.height(name) > before

@@ -430,13 +430,22 @@ def test_beyond_f_withholders_void_every_round_and_the_run_halts_with_a_reason()
     assert "4 openings where 5 are needed" in swarm.honest[0].halted
 
 
-def test_beyond_f_convicts_the_rest_go_on_in_the_next_epoch() -> None:
+def test_beyond_f_convicts_the_run_halts_and_names_them() -> None:
     swarm = among(Equivocator, 7, 3, rounds=5).start()
+    swarm.run(lambda: all(p.halted for p in swarm.honest), limit=600.0)
+    assert swarm.accused(named=True) == names(swarm)
+    for peer in swarm.honest:
+        assert "peer-4, peer-5, peer-6 of 7 members in round 0 are convicted" in peer.halted
+        assert "more than f = 2" in peer.halted
+
+
+def test_as_many_convicts_as_f_leave_and_the_rest_go_on_in_the_next_epoch() -> None:
+    swarm = among(Equivocator, 7, 2, rounds=5).start()
     swarm.run(lambda: all(p.finished for p in swarm.honest), limit=600.0)
     assert swarm.accused(named=True) == names(swarm)
     state = swarm.honest[0].application.state
-    assert [seat.name for seat in state.current.seats] == ["peer-0", "peer-1", "peer-2", "peer-3"]
-    assert (state.epoch, state.current.f, state.current.m_min) == (1, 1, 3)
+    assert len(state.current.seats) == 5
+    assert (state.epoch, state.current.f, state.current.m_min) == (1, 1, 4)
     assert swarm.fixed
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torchbft.primitives.effects import Effect
 from torchbft.primitives.evidence import NAMES, Fault, Outcome
+from torchbft.primitives.faults import FaultModel
 from torchbft.primitives.ids import Round as RoundNumber
 from torchbft.protocols.round.events import Convicted, MemberOutcome, RoundFixed, RoundVoid
 from torchbft.protocols.round.interface import Accuse
 from torchbft.protocols.round.reader import closings_that_count
 from torchbft.protocols.round.roots import RootVotes
-from torchbft.protocols.round.state import RoundState
+from torchbft.protocols.round.state import LedgerState, RoundState, Verdict
 
 _FAULT_OF = {
     Outcome.ABSENT: Fault.ABSENT,
@@ -41,6 +42,27 @@ def conviction(event: Convicted) -> Accuse:
     evidence = event.evidence
     fault, number = Fault(evidence.fault), RoundNumber(evidence.round)
     return Accuse(event.peer, number, fault, True, "signed twice", evidence)
+
+
+def too_many_convicts(state: LedgerState) -> str | None:
+    """One line for people, if more members of a round are convicted than it bears: then neither
+    its blocks nor its set can be relied on, though the next epoch would go on without them."""
+    convicted = {member.name for member in state.members if member.convicted}
+    for known in (state.previous, state.current):
+        if known is None:
+            continue
+        found = {seat.name for seat in known.seats} & convicted
+        giving = found & {seat.name for seat in known.contributors}
+        f = known.f
+        if known.verdict == Verdict.FIXED:  # lowered by those who were proven to lie in it
+            f = FaultModel(len(known.contributors)).f
+        if known.power(found) > known.voting.f or len(giving) > f:
+            return (
+                f"{', '.join(sorted(found))} of {len(known.seats)} members in round "
+                f"{known.number} are convicted: more than f = {f}; what was agreed since they "
+                "began to lie may be wrong"
+            )
+    return None
 
 
 def lying_closings(current: RoundState, slot: str) -> int:

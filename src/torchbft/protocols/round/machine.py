@@ -342,6 +342,9 @@ class RoundMachine:
                 f"the ledger holds a statement of {self._me} that its log does not ({foreign}): "
                 "the log was lost, or the key is used twice; rotate the key by vote"
             )
+        beyond = told.too_many_convicts(state)
+        if beyond is not None:
+            return self._halt(beyond)
         if state.void_streak >= MAX_VOID_STREAK:
             return self._halt(
                 f"{state.void_streak} rounds in a row are void; the last: "
