@@ -69,7 +69,7 @@ def settings(
         "proxy_app": application or f"unix://{sockets.application}",
         # One place guards the voting key, and may change it between two heights.
         "priv_validator_laddr": f"unix://{sockets.signer}",
-        # The application is asked who may connect: members. A convict may: it has its items ignored.
+        # The application is asked who may connect: members, of whom a convict is not heard.
         "filter_peers": True,
         # Its lines go into ours; what is not an error is told by the application and the RPC.
         "log_level": "error",
