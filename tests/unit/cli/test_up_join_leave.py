@@ -67,6 +67,12 @@ def task(tmp_path: Path) -> str:
     return f"{file}:Tiny"
 
 
+def free_port() -> int:
+    """One that other tests, which run beside this one, do not have by default."""
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        return int(held.getsockname()[1])
+
+
 @pytest.fixture
 def solo(torchbft: Torchbft, task: str, tmp_path: Path) -> Callable[..., Path]:
     """``solo()``: the run file of a run of one member, lab-0, with the task in it."""
@@ -75,7 +81,7 @@ def solo(torchbft: Torchbft, task: str, tmp_path: Path) -> Callable[..., Path]:
         file = tmp_path / "solo" / "run.toml"
         ran = torchbft(
             "init", file, "--name", "lab-0", "--task", task, "--rounds", 2, "--inner-steps", 2,
-            *options,
+            "--port", free_port(), *options,
         )  # fmt: skip
         assert ran.code == 0
         return file
@@ -103,9 +109,10 @@ def test_joining_trains_to_the_end_and_says_with_what(
     torchbft: Torchbft, solo: Callable[..., Path], task: str, node: list[Any]
 ) -> None:
     file = solo()
-    ran = torchbft("join", file, "--task", task, "--listen", "[::]:7700", "--json")
+    place = f"[::]:{free_port()}"
+    ran = torchbft("join", file, "--task", task, "--listen", place, "--json")
     assert ran.code == 0
-    assert node == [(file, file.parent / "peers" / "lab-0", "[::]:7700")]
+    assert node == [(file, file.parent / "peers" / "lab-0", place)]
     assert (ran.data["name"], ran.data["status"], ran.data["reason"]) == ("lab-0", "finished", "")
     assert len(bytes.fromhex(ran.data["root"])) == 32
     assert ran.data["root"] != load_run(file).task.start_root, "it trained"
