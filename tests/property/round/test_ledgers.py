@@ -50,7 +50,7 @@ def _signed(world: World, item: Item) -> bytes:
     if kind == "void":
         return world.void(author, number)
     if kind == "ready":
-        return world.ready(author)
+        return world.ready(author, number)
     if kind.startswith("member:"):
         return world.vote(author, change_of(world, content), number)
     return world.rooted(author, number)

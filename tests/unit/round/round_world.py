@@ -69,8 +69,10 @@ class World:
         seat = (known.seat(author) if known else None) or self.state.member(author)
         return self.secrets[seat.voting] if seat else self.keys[author]
 
-    def ready(self, author: str) -> bytes:
-        return self.sign(m.Ready(*self.head(author, self.state.current.number)))
+    def ready(self, author: str, number: int | None = None) -> bytes:
+        """For the current round, if no other is given."""
+        current = self.state.current.number if number is None else number
+        return self.sign(m.Ready(*self.head(author, current)))
 
     # changes of the membership --------------------------------------------------------------
 
