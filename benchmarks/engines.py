@@ -22,7 +22,6 @@ import os
 import platform
 import shutil
 import signal
-import socket
 import statistics
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from typing import Any
 
 import round as rounds
 
-from torchbft.cli.local import Plan, create, supervisor, watch
+from torchbft.cli.local import Plan, create, free_ports, run_swarm
 from torchbft.node.ordering.cometbft import CometEngine
 from torchbft.node.ordering.rpc import RpcError
 from torchbft.node.storage.log import read_log
@@ -135,14 +134,6 @@ async def until(reached: Any) -> None:
             await asyncio.sleep(POLL_SECONDS)
 
 
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(each.getsockname()[1]) for each in held]
-    for each in held:
-        each.close()
-    return ports
-
-
 def key_value(peers: int) -> dict[str, float]:
     folder = Path(tempfile.mkdtemp(prefix="torchbft-kv-"))
     try:
@@ -174,12 +165,7 @@ def application_cpu(peers: int, count: int) -> float:
     try:
         plan = Plan(out=folder / "run", task=rounds.TASK, peers=peers, rounds=count, inner_steps=1)
         local = create(plan)
-        running = supervisor(local)
-        running.start()
-        try:
-            watch(running, local, local.names, lambda: None, seconds=LIMIT_SECONDS)
-        finally:
-            running.stop()
+        run_swarm(local, local.names, seconds=LIMIT_SECONDS, quiet=True)
         log = read_log(local.folder(local.names[0]) / "blocks.log")
         blocks = [decode_finalized(record).block.txs for record in log]
     finally:

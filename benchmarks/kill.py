@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from torchbft.cli.local import Local, Plan, create, phase_of, supervisor, watch
+from torchbft.cli.local import Local, Plan, create, phase_of, run_swarm
 from torchbft.node.storage.log import read_log
 from torchbft.node.supervisor import Supervisor
 from torchbft.primitives.ids import PeerId
@@ -40,8 +40,8 @@ RUN_SECONDS = 900.0
 class Killer:
     """Kills a running node now and then, and notes whether it led and when it was back."""
 
-    def __init__(self, running: Supervisor, local: Local, kills: int, seed: int) -> None:
-        self._running, self._local, self.left = running, local, kills
+    def __init__(self, local: Local, kills: int, seed: int) -> None:
+        self._local, self.left = local, kills
         self._random = random.Random(f"kill/{seed}")
         self._next = time.monotonic() + 3.0
         self._down: dict[PeerId, float] = {}
@@ -49,7 +49,7 @@ class Killer:
         self.leaders = 0
         self.returns: list[float] = []
 
-    def tick(self) -> None:
+    def tick(self, running: Supervisor) -> None:
         now = time.monotonic()
         for name, since in list(self._down.items()):
             status = self._status(name)
@@ -58,7 +58,7 @@ class Killer:
                 del self._down[name]
         if self.left and now >= self._next:
             self._next = now + self._random.uniform(*GAP_SECONDS)
-            self._kill()
+            self._kill(running)
 
     def _need(self) -> int:
         return self._local.run.validator_faults.quorum - 1
@@ -70,7 +70,7 @@ class Killer:
             return {}
         return dict(found)
 
-    def _kill(self) -> None:
+    def _kill(self, running: Supervisor) -> None:
         names = [n for n in self._local.names if phase_of(self._local, n) != "finished"]
         if not names:
             self.left = 0
@@ -78,7 +78,7 @@ class Killer:
         name = self._random.choice(names)
         status = self._status(name)
         role = self._random.choice(("node", "node", "node", "trainer"))
-        if not self._running.kill(name, role):
+        if not running.kill(name, role):
             return
         self.left -= 1
         self.victims.append(name)
@@ -113,15 +113,8 @@ def run(kills: int, peers: int, rounds: int, seed: int) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="torchbft-kill-"))
     try:
         local = create(Plan(out=folder / "run", peers=peers, rounds=rounds, seed=seed))
-        running = supervisor(local)
-        running.start()
-        killer = Killer(running, local, kills, seed)
-        try:
-            status = watch(
-                running, local, local.names, lambda: None, seconds=RUN_SECONDS, tick=killer.tick
-            )
-        finally:
-            running.stop()
+        killer = Killer(local, kills, seed)
+        status, _ = run_swarm(local, local.names, seconds=RUN_SECONDS, quiet=True, tick=killer.tick)
         view, verdict = gather(local.plan.out), verify(local.plan.out)
         roots = {
             p.ended.root for p in view.peers.values() if p.ended and p.ended.status == "finished"

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from torchbft.cli.local import Local, Plan, create, supervisor, watch
+from torchbft.cli.local import Local, Plan, create, run_swarm
 from torchbft.node.supervisor import Supervisor
 
 WARM_UP = 50
@@ -45,15 +45,15 @@ def private_bytes(pid: int) -> int:
 class Sampler:
     """Notes (round, bytes) of every process of the swarm about once a second."""
 
-    def __init__(self, running: Supervisor, local: Local) -> None:
-        self._running, self._local, self._next = running, local, 0.0
+    def __init__(self, local: Local) -> None:
+        self._local, self._next = local, 0.0
         self.samples: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
 
-    def tick(self) -> None:
+    def tick(self, running: Supervisor) -> None:
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + SAMPLE_SECONDS
-        for name, seat in self._running.seats.items():
+        for name, seat in running.seats.items():
             number = self._round(name)
             for role, pid in seat.pids.items():
                 held = private_bytes(pid)
@@ -82,20 +82,14 @@ def run(peers: int, rounds: int, seed: int) -> dict[str, Any]:
         local = create(
             Plan(out=folder / "run", peers=peers, rounds=rounds, seed=seed, inner_steps=1)
         )
-        running = supervisor(local)
-        running.start()
-        sampler = Sampler(running, local)
-        try:
-            status = watch(
-                running,
-                local,
-                local.names,
-                lambda: None,
-                seconds=SECONDS_PER_ROUND * rounds,
-                tick=sampler.tick,
-            )
-        finally:
-            running.stop()
+        sampler = Sampler(local)
+        status, _ = run_swarm(
+            local,
+            local.names,
+            seconds=SECONDS_PER_ROUND * rounds,
+            quiet=True,
+            tick=sampler.tick,
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return {"status": status, **figures(sampler.samples)}

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from torchbft.cli.demo import arm, draw_liars
-from torchbft.cli.local import Local, Plan, create, supervisor, watch
+from torchbft.cli.local import Local, Plan, create, run_swarm
 from torchbft.node.chronicle import AGREEMENT
 from torchbft.report.gather import PeerView, gather
 
@@ -55,12 +55,7 @@ def measure(name: str, inner_steps: int, liars: int, **plan: Any) -> dict[str, A
 
 def _run(local: Local, liars: Any) -> dict[str, Any]:
     judged = [name for name in local.names if name not in liars]
-    running = supervisor(local)
-    running.start()
-    try:
-        status = watch(running, local, judged, lambda: None, seconds=SECONDS)
-    finally:
-        running.stop()
+    status, _ = run_swarm(local, judged, seconds=SECONDS, quiet=True)
     view = gather(local.plan.out)
     return {"status": status, **figures([view.peers[name] for name in judged])}
 

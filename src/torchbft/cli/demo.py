@@ -8,15 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 
 from torchbft import attacks
 from torchbft.cli.local import (
-    ENGINES,
-    EngineName,
     Local,
     Plan,
     create,
@@ -34,6 +32,7 @@ from torchbft.cli.options import (
     Rounds,
     RuleName,
     Seed,
+    engine_named,
 )
 from torchbft.cli.output import ExitCode, Json, emit, say, stop
 from torchbft.primitives.errors import ConfigError
@@ -101,11 +100,8 @@ def demo(
 
     Example: torchbft demo --attack alie --byzantine 2 --json
     """
-    if ledger not in ENGINES:
-        raise ConfigError(
-            f"no ordering engine is called {ledger!r}", hint=f"--ledger {' or '.join(ENGINES)}"
-        )
-    if ledger == "cometbft":
+    engine = engine_named(ledger)
+    if engine == "cometbft":
         from torchbft.node.ordering.binary import find_binary
 
         find_binary()  # what is missing is told before a folder is touched
@@ -124,7 +120,7 @@ def demo(
         rule=rule,
         codec=codec,
         encrypt=encrypt,
-        kind=cast(EngineName, ledger),
+        kind=engine,
         alpha=alpha,
     )
     result = run_demo(plan, attack, byzantine, strength=strength, references=references)

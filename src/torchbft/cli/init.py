@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 import tomli_w
@@ -20,6 +20,7 @@ from torchbft.cli.options import (
     InnerSteps,
     Rounds,
     RuleName,
+    engine_named,
 )
 from torchbft.cli.output import Json, emit, say
 from torchbft.node.launch import KEY_FILES, Keys
@@ -138,12 +139,8 @@ def init(
 def engine_for(host: str, asked: str) -> EngineName:
     """The ordering engine of a new run: the one asked for, or the one that suits a member at this
     host. Raises ConfigError if there is none of that name."""
-    if asked in ENGINES:
-        return cast(EngineName, asked)
     if asked:
-        raise ConfigError(
-            f"no ordering engine is called {asked!r}", hint=f"--ledger {' or '.join(ENGINES)}"
-        )
+        return engine_named(asked)
     return "embedded" if is_loopback(host) else "cometbft"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -24,6 +24,7 @@ from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.ids import PeerId
 from torchbft.primitives.runspec import (
     Aggregation,
+    EngineName,
     Ledger,
     RunSpec,
     Training,
@@ -43,10 +44,6 @@ FINISH_SECONDS = 15.0
 """After the first honest peers finished, the slower ones get so long to follow: less than a node
 that has finished serves them (``driver.LINGER_SECONDS``)."""
 POLL_SECONDS = 0.1
-
-
-EngineName = Literal["embedded", "cometbft"]
-ENGINES = get_args(EngineName)
 
 
 @dataclass(frozen=True)
@@ -235,10 +232,15 @@ def supervisor(local: Local) -> Supervisor:
 
 
 def run_swarm(
-    local: Local, judged: Sequence[PeerId], *, seconds: float, quiet: bool = False
+    local: Local,
+    judged: Sequence[PeerId],
+    *,
+    seconds: float,
+    quiet: bool = False,
+    tick: Callable[[Supervisor], None] = lambda running: None,
 ) -> tuple[str, float]:
-    """Start a swarm's peers, show and ``watch`` them, stop them. Returns how it ended, ``stopped``
-    at Control-C, and after how many seconds."""
+    """Start a swarm's peers, show and ``watch`` them, stop them; ``tick`` is called all along.
+    Returns how it ended, ``stopped`` at Control-C, and after how many seconds."""
     from torchbft.report.terminal import LiveView
 
     running = supervisor(local)
@@ -248,7 +250,9 @@ def run_swarm(
     with view as shown:
         show = shown.refresh if shown is not None else _nothing
         try:
-            status = watch(running, local, judged, show, seconds=seconds)
+            status = watch(
+                running, local, judged, show, seconds=seconds, tick=lambda: tick(running)
+            )
         except KeyboardInterrupt:
             say("stopping the peers…")
         finally:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated, cast, get_args
 
 import typer
 
+from torchbft.primitives.errors import ConfigError
 from torchbft.primitives.runspec import MAX_MEMBERS, EngineName
 from torchbft.pytorch.tasks import names
 
@@ -37,3 +38,12 @@ RuleName = Annotated[
 CodecName = Annotated[
     str, typer.Option("--codec", help=f"Codec of the payloads: {', '.join(CODECS)}.")
 ]
+
+
+def engine_named(asked: str) -> EngineName:
+    """The ordering engine of this name. Raises ConfigError if there is none."""
+    if asked not in ENGINES:
+        raise ConfigError(
+            f"no ordering engine is called {asked!r}", hint=f"--ledger {' or '.join(ENGINES)}"
+        )
+    return cast(EngineName, asked)

@@ -8,6 +8,7 @@ holders die, so who needs a state asks all of them, and again until it has it (c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -100,8 +101,9 @@ class StateCopies:
         return offered
 
     def _longest(self) -> int:
-        state = self._keeper.state
-        return len(state.encode()) * GROWTH + HEADER_SLACK if state is not None else 0
+        if not self._keeper.ready:
+            return 0
+        return os.fstat(self._keeper.saved().file.fileno()).st_size * GROWTH + HEADER_SLACK
 
     def _answer(self, wanted: StateWanted) -> bytes | None:
         known = self._answers.get(wanted.root)

@@ -65,17 +65,9 @@ def needs_of(rule: str) -> tuple[int, ...]:
     sizes = range(1, MAX_MEMBERS + 1)
     most = FaultModel(MAX_MEMBERS).f
     return tuple(
-        next((n for n in sizes if _withstands(known, n, f)), MAX_MEMBERS + 1)
+        next((n for n in sizes if known.withstands(n=n, f=f)), MAX_MEMBERS + 1)
         for f in range(most + 1)
     )
-
-
-def _withstands(rule: Rule, n: int, f: int) -> bool:
-    try:
-        rule.check(n=n, f=f)
-    except PreconditionError:
-        return False
-    return True
 
 
 def outer_of(run: RunSpec) -> OuterSGD:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from torchbft.cli.local import free_ports
 from torchbft.node.ordering.answers import time_of
 from torchbft.node.ordering.binary import find_binary
 from torchbft.node.ordering.cometbft import CometEngine
@@ -40,16 +41,6 @@ def missing_binary() -> str:
 
 
 needs_cometbft = pytest.mark.skipif(bool(missing_binary()), reason=missing_binary())
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket() for _ in range(count)]
-    for sock in sockets:
-        sock.bind(("127.0.0.1", 0))
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
 
 
 async def until(reached: Callable[[], Awaitable[Any]], what: str, heard: object = "") -> None:

@@ -69,8 +69,7 @@ def task(tmp_path: Path) -> str:
 
 def free_port() -> int:
     """One that other tests, which run beside this one, do not have by default."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        return int(held.getsockname()[1])
+    return local.free_ports(1)[0]
 
 
 @pytest.fixture

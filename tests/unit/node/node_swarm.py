@@ -16,6 +16,7 @@ import msgspec
 import torch
 from torch import nn
 
+from torchbft.cli.local import free_ports
 from torchbft.node import driver
 from torchbft.node.driver import PeerHost
 from torchbft.node.launch import Keys
@@ -67,14 +68,6 @@ def update(value: float, size: int = 8) -> bytes:
 def honest(name: PeerId, round_: int) -> bytes:
     """An update that depends on who sends it and when."""
     return update(0.01 * (ord(name[-1]) - ord("a") + 1) + 0.1 * round_)
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(sock.getsockname()[1]) for sock in held]
-    for sock in held:
-        sock.close()
-    return ports
 
 
 @dataclass

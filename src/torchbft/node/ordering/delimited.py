@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from google.protobuf.message import Message
 
 from torchbft.primitives.errors import DecodeError
+from torchbft.protocols.chain.hashes import varint
 
 MAX_REQUEST_BYTES = 4 * 1024 * 1024
 """A block of 1 MiB and what the engine tells of its votes, or a chunk of a snapshot, with room."""
@@ -51,8 +52,4 @@ class Frames:
 def framed(message: Message) -> bytes:
     """A message as it stands on the wire, and under a signature."""
     body = message.SerializeToString()
-    length, head = len(body), bytearray()
-    while length >= 0x80:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes(head) + bytes([length]) + body
+    return varint(len(body)) + body

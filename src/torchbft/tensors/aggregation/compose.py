@@ -208,12 +208,4 @@ def describe(name: str) -> Description:
 
 def rules_that_fit(n: int, f: int) -> list[str]:
     """Return the standard compositions whose need holds for n contributions with f liars."""
-    return [name for name in STANDARD if _fits(get(name), n, f)]
-
-
-def _fits(rule: Rule, n: int, f: int) -> bool:
-    try:
-        rule.check(n=n, f=f)
-    except PreconditionError:
-        return False
-    return True
+    return [name for name in STANDARD if get(name).withstands(n=n, f=f)]

@@ -115,6 +115,14 @@ class Stage(ABC):
         """Raise PreconditionError unless n contributions with f liars among them are enough."""
         self.need(n >= 1 and f >= 0 and self.fits(n, f), self.requirement, n=n, f=f)
 
+    def withstands(self, *, n: int, f: int) -> bool:
+        """Whether ``check`` passes, that of every stage included."""
+        try:
+            self.check(n=n, f=f)
+        except PreconditionError:
+            return False
+        return True
+
     def need(self, holds: bool, bound: str, *, n: int, f: int) -> None:
         """Raise PreconditionError, naming rule, n, f and the bound, unless ``holds``."""
         if n < 1 or f < 0 or not holds:
